@@ -58,9 +58,9 @@ def _buffers(parameters: LocalParameters, options: StateOptions) -> tuple[RowDra
 def _buckets(parameters: LocalParameters, options: StateOptions) -> Iterator[RowDraft]:
     """Yield DDP's buckets: a second copy of the gradients, live from construction on (gradient_as_bucket_view=False).
 
-    The first backward fills one bucket with all gradients. The second forward frees it and allocates buckets of 25 MiB
-    in the order in which gradients were produced; their total size is the same. Gradients are all-reduced inside the
-    buckets, one bucket at a time. No bucket is freed before the optimizer step: `.grad` is another copy.
+    The first backward that reduces fills one bucket with all gradients. The next forward frees it and allocates buckets
+    of 25 MiB in the order in which gradients were produced; their total size is the same. Gradients are all-reduced
+    inside the buckets, one bucket at a time. No bucket is freed before the optimizer step: `.grad` is another copy.
     """
     if RECIPES[options.recipe].gradients is None:
         return  # main gradients are one contiguous buffer, reduced in place (Megatron-LM)

@@ -18,6 +18,7 @@ from memcalc.sharding.fsdp2 import ALL_GATHER, REDUCE_SCATTER
 from memcalc.simulation.simulated_run import run_requests, simulate, unsupported_reason
 from memcalc.spec.spec import Spec
 from memcalc.states.optimizers.parameter_order import in_order
+from memcalc.stream.requests import Requests
 from tests.sharding.small_model import RANKS, VOCAB, WIDTH, sizes
 from tools.recorded_errors import recorded_spec
 
@@ -113,6 +114,33 @@ def test_ddp_has_no_streams_of_its_own_that_allocate() -> None:
 
     changes = [change for stretch in run_requests(spec).stretches for change in stretch.script]
     assert max(changes) >> STREAM_SHIFT == 0
+
+
+@pytest.mark.parametrize(("framework", "phase"), [((), "forward_1"), (("framework=trainer",), "forward_2")])
+def test_ddp_rebuilds_its_buckets_after_the_first_reduction(framework: tuple[str, ...], phase: str) -> None:
+    """Under no_sync a step's last backward reduces first, so the buckets of the first step stay one buffer."""
+    requests = run_requests(small("engine=ddp", "gradient_accumulation_steps=2", *framework))
+
+    whole = LAYERS * LAYER + ROOT_BYTES
+    _, bucket = (number for number, change in enumerate(taken(requests)) if change == whole)  # after the broadcast
+    assert {interval.phase for interval in requests.stretches if ~bucket in interval.script} == {phase}
+
+
+def test_lightning_constructs_ddp_on_a_stream_of_its_own() -> None:
+    """Its flat buffers are freed to the driver, and the sum of a tied weight's gradients follows its stream."""
+    words = ("engine=ddp", "framework=lightning", "implementation=huggingface", "tie_word_embeddings=true")
+    requests = run_requests(small(*words))
+
+    on_its_own = [change & ((1 << STREAM_SHIFT) - 1) for change in taken(requests) if change >> STREAM_SHIFT]
+    tied = 2 * VOCAB * WIDTH
+    whole = LAYERS * LAYER + ROOT_BYTES - tied
+    assert on_its_own == [whole, whole, tied, tied, tied]  # broadcast, bucket, and one sum in each of three steps
+    assert [interval.phase for interval in requests.stretches if interval.after_empty_cache] == ["optimizer"]
+
+
+def taken(requests: Requests) -> list[int]:
+    """Return the encoded allocations of a run."""
+    return [change for interval in requests.stretches for change in interval.script if change >= 0]
 
 
 def test_buckets_of_ddp() -> None:

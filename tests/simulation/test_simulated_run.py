@@ -287,3 +287,51 @@ def test_most_steady_steps_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None
         simulate(memcalc.load(config, *overrides))
     assert len(said) == len(RUNS)
     assert sum(said) > len(RUNS) / 2
+
+
+def test_a_loop_casts_its_weights_on_the_gpu() -> None:
+    """All weights are there in fp32 before the first is cast, and each is freed after its cast."""
+    script = next(
+        interval.script
+        for interval in SimulatedRun(memcalc.load("gpt2", "recipe=pure", "framework=loop"), Requests()).play().stretches
+        if interval.phase == "model"
+    )
+
+    weights = len(script) // 3
+    wide, cast, freed = script[:weights], script[weights::2], script[weights + 1 :: 2]
+    assert wide == [2 * size for size in cast]
+    assert freed == [~number for number in range(weights)]
+
+
+AMP = ("implementation=huggingface", "recipe=amp", "b=1", "s=512", "optimizer=sgd")
+
+
+@pytest.mark.parametrize(
+    ("version", "recompute", "bytes_per_element"),
+    [
+        ("v5.0", "none", 0),
+        ("v4.56", "none", 8),  # copies of keys and values, both in fp32
+        ("v4.55", "none", 4),  # rotated keys in fp32; attention saves the values
+        ("v4.56", "full", 0),
+    ],
+)
+def test_kv_cache_of_training_under_transformers_4(version: str, recompute: str, bytes_per_element: int) -> None:
+    """The model's output references the keys and values of all layers until the loss is there."""
+    words = (*AMP, "framework=trainer", f"recompute={recompute}")
+    newest = memcalc.load("llama-3.2-1b", *words)
+    older = memcalc.load("llama-3.2-1b", *words, f"versions.transformers={version}")
+
+    model = newest.model
+    elements = model.num_layers * 512 * model.num_key_value_heads * model.head_dim
+    assert simulate(older).asked["loss_2"] - simulate(newest).asked["loss_2"] == bytes_per_element * elements
+
+
+def test_lightning_caches_no_casts_of_weights() -> None:
+    """In a recomputed layer each cast is freed after its matmul, so no layer's casts are live with the logits."""
+    words = (*AMP, "recompute=full", "logits_until=loss")
+    cached, freed = (
+        simulate(memcalc.load("llama-3.2-1b", *words, *more)).asked["loss_1"] for more in ((), ("framework=lightning",))
+    )
+
+    layers, elements = 16, 2 * 2048 * 2048 + 2 * 512 * 2048 + 3 * 8192 * 2048
+    assert cached - freed == 2 * layers * elements
