@@ -46,7 +46,12 @@ RELEASES = {
                 "FSDP1 shards everything, whatever strategy fsdp names: Accelerate prefers its default.",
                 "training_args.py, _process_fsdp_args",
             ),
-            "5.0": ReleaseChange("Weights are loaded in the checkpoint's dtype; before, in fp32.", "modeling_utils.py"),
+            "5.0": ReleaseChange(
+                "Weights are loaded in the checkpoint's dtype; before, in fp32. The Trainer turns the KV cache off; "
+                "before, forward caches keys and values where no layer is recomputed.",
+                "modeling_utils.py; trainer.py",
+            ),
+            "4.56": ReleaseChange("The KV cache copies the first keys and values, too.", "cache_utils.py"),
             "4.54": ReleaseChange(
                 "Grouped keys and values reach scaled_dot_product_attention unrepeated; before, repeated by head.",
                 "integrations/sdpa_attention.py",
