@@ -1,4 +1,4 @@
-"""What a run needs whose batches have different lengths, by the lengths of the first two and of many more.
+"""The memory that a run with batches of different lengths needs, by the lengths of the first two and of many more.
 
     python -m benchmarks.batch_lengths [FAMILY:SEED:NUMBER ...]
 

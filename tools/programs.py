@@ -12,7 +12,7 @@ from benchmarks.programs.record import read_records, record_path
 from benchmarks.programs.registry import FAMILIES
 from memcalc.verdict.judge import gpu_of
 from memcalc.verdict.needs import need_of
-from memcalc.verdict.run_types import replayed_kinds_of
+from memcalc.verdict.run_types import program_kinds
 from tools.markdown import table
 from tools.recorded_errors import Compared, compiled_runs, program_runs
 from tools.recorded_errors import compared as replayed
@@ -69,7 +69,7 @@ def _compiled_cells(runs: list[Compared]) -> tuple[str, ...]:
 
 
 def lengths_table() -> str:
-    """Return a table of programs whose batches have different lengths: reserved memory beside the replays.
+    """Return a table of programs with batches of different lengths: reserved memory beside the replays.
 
     One row per engine. The first columns compare with batches of one length, the last two with the worst order.
     """
@@ -78,7 +78,7 @@ def lengths_table() -> str:
         need = need_of(run.spec, gpu_of(run.spec)) if run.spec.training.variable_lengths else None
         if need is not None and need.overhead is not None:
             pair = run.reserved / need.reserved_bytes - 1, run.reserved / need.most_reserved_bytes - 1
-            found.setdefault(replayed_kinds_of(run.spec)[0], []).append(pair)
+            found.setdefault(program_kinds(run.spec)[0], []).append(pair)
     rows = [(kind, *_lengths_cells(pairs)) for kind, pairs in sorted(found.items())]
     every = [pair for pairs in found.values() for pair in pairs]
     head = ("programs", "runs", "over 1% above one length", "highest", "over 1% above the worst order", "highest")

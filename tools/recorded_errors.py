@@ -35,7 +35,7 @@ from memcalc.validation.predictions import under, with_settings
 from memcalc.verdict.judge import gpu_of
 from memcalc.verdict.needs import can_replay, need_of
 from memcalc.verdict.recorded_errors import FILE
-from memcalc.verdict.run_types import kinds_of, replayed_kinds_of
+from memcalc.verdict.run_types import kinds_of, program_kinds
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 RECORDINGS, PUBLISHED = BENCHMARKS / "recordings", BENCHMARKS / "published" / "reserved.yaml"
@@ -280,7 +280,7 @@ def program_errors() -> dict[str, list[float]]:
     for run in program_runs():
         error = program_error(run)
         if error is not None:
-            for kind in replayed_kinds_of(run.spec):
+            for kind in program_kinds(run.spec):
                 found.setdefault(kind, []).append(error)
     return found
 

@@ -34,7 +34,7 @@ DATA_DECIDE = ("sft", "accelerate")
 EVALUATE_BEFORE = ("litgpt",)
 # Scripts that free the model's outputs with the line that makes them, which their configs do not say.
 SCRIPTS = ("accelerate", "deepspeed")
-# Frameworks whose own launchers set the allocator: memcalc assumes it, but a recorded command shows what was set.
+# Frameworks with launchers that set the allocator: memcalc assumes it, but a recorded command shows what was set.
 LAUNCHED = ("torchtitan",)
 ALLOCATOR = re.compile(r"\bPYTORCH_ALLOC_CONF=(\S+)")
 # A line that compiles the model, which memcalc's own description of the program does not know.

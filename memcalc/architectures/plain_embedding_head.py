@@ -40,7 +40,7 @@ def plain_embedding(c: BlockStructure) -> tuple[Tape, Tensor]:
 
 
 def split_embedding(ops: Operators, c: BlockStructure, width: str) -> Tensor:
-    """An embedding whose rows DTensor shards (RowwiseParallel): the rank's rows, summed across ranks."""
+    """An embedding with rows that DTensor shards (RowwiseParallel): the rank's rows, summed across ranks."""
     whole = c.unsharded_embedding_gradient
     rows = ops.split_rows("embed_tokens", width, ("b", "s"), tied=c.tied, whole_gradient=whole)
     return TensorParallelOps(ops, c).summed(rows, "embed_tokens output")

@@ -22,8 +22,8 @@ from memcalc.spec.spec import Spec
 from memcalc.spec.training import LIGER_FAMILIES, TOKENWISE, ParallelismSpec, TrainingSpec
 
 SEVERAL = 2  # chunks of a loss
-SETS_USE_CACHE = "5.0"  # of transformers: the first release whose Trainer sets `use_cache`, by default to false
-CONCATENATES_CACHE = "4.56"  # of transformers: the first release whose cache concatenates the first keys, too
+SETS_USE_CACHE = "5.0"  # of transformers: the first release with a Trainer that sets `use_cache`, by default to false
+CONCATENATES_CACHE = "4.56"  # of transformers: the first release with a cache that concatenates the first keys, too
 
 
 class LayerKVCache(NamedTuple):

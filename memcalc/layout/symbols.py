@@ -82,7 +82,7 @@ MEANINGS = {
     "V_t": "columns of a tile of logits, 32,768",
     "V_w": "rows of the LM head's weight for a tile, at most V_t",
     "T_p": "rows of the tile of logits before, T_t if there are several; otherwise 0",
-    "V_p": "rows of the LM head's weight for the tile before, V_w if there are several; otherwise 0",
+    "V_p": "rows of the LM head's weight for the tile before or after, at most V_t; 0 without one",
 }
 
 # axes that tensor parallelism shards across t ranks
@@ -242,7 +242,9 @@ def symbol_values(spec: Spec, gpu: GpuSpec | None) -> dict[str, int]:
     values["V_t"] = TILE_COLUMNS
     values["V_w"] = min(values["V"], TILE_COLUMNS)
     values["T_p"] = values["T_t"] if values["T_s"] > TILE_ROWS else 0
-    values["V_p"] = values["V_w"] if values["T_p"] or values["V"] > TILE_COLUMNS else 0
+    values["V_p"] = min(values["V"] - TILE_COLUMNS, TILE_COLUMNS)
+    if values["V_p"] <= 0:  # one tile for all columns
+        values["V_p"] = values["V_w"] if values["T_p"] else 0
     values["sms"], values["threads"], values["major"] = multiprocessors(gpu)
     return values
 

@@ -89,7 +89,7 @@ class Reduce(NamedTuple):
         shards: the same in the dtype of the parameters' shards.
         table: scratch of the copy-in kernel.
         main: fp32 copies of the reduced gradients, which the recipe makes in hooks of the parameters.
-        last: the parameter whose gradient the loop variable `unsharded_grad` references until the reduction returns.
+        last: the parameter with the gradient that the variable `unsharded_grad` references until the reduction returns.
     """
 
     source: int

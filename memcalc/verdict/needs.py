@@ -22,7 +22,7 @@ from memcalc.spec.spec import Spec
 from memcalc.states.model_states import state_peak
 from memcalc.stream.requests import AllocatorOverhead, Replay, replay, reserved_upper_bound
 from memcalc.verdict.recorded_errors import replay_errors, reserve_ratio
-from memcalc.verdict.run_types import kinds_of, replayed_kinds_of
+from memcalc.verdict.run_types import kinds_of, program_kinds
 
 
 class MemoryNeed(NamedTuple):
@@ -251,6 +251,20 @@ def _replayed_rank(spec: Spec, gpu: GpuSpec | None, stage: Stage, rank: int | No
     )
 
 
+def errors_of(spec: Spec) -> RecordedErrors:
+    """Return the errors of a run's replay: for a framework's program those of programs, and of its layout.
+
+    The layout's were also recorded on real GPUs and with delayed events, which no program was.
+    """
+    compiled = spec.training.compile
+    own = replay_errors(kinds_of(spec), compiled=compiled)
+    programs = program_kinds(spec)
+    if not programs:
+        return own
+    found = replay_errors(programs, compiled=compiled)
+    return found._replace(low=min(found.low, own.low), high=max(found.high, own.high))
+
+
 def _is_beyond(spec: Spec, gpu: GpuSpec | None, stage: Stage, errors: RecordedErrors) -> bool:
     """Return whether a rank's live requests exceed even a device larger by the errors of replays: none can finish."""
     if gpu is None:
@@ -287,7 +301,7 @@ def _replayed_order(
     does with 74.9 GiB and fails with 78.4, in the replay as on an H100: qwen2.5-7b in
     recordings/gpu/h100-80gb-torch-2.11.0/near-20261127.jsonl.
     """
-    errors = replay_errors(replayed_kinds_of(spec), compiled=spec.training.compile)
+    errors = errors_of(spec)
     outside = outside_bytes(spec, gpu)
     room = None if gpu is None else gpu.usable_bytes - outside
     larger = None if room is None else floor(room / (1 + errors.low))

@@ -30,13 +30,13 @@ def kinds_of(spec: Spec) -> tuple[str, ...]:
     return _on_one_gpu(spec.training) if spec.parallelism.ranks == 1 else _on_several_gpus(spec)
 
 
-def replayed_kinds_of(spec: Spec) -> tuple[str, ...]:
-    """Return the kinds of a replayed run, narrowest first; the first with enough runs gives the errors of the replay.
+def program_kinds(spec: Spec) -> tuple[str, ...]:
+    """Return the kinds of a framework's program, narrowest first; empty for memcalc's own training step.
 
-    A run of a framework's program is a kind of its own: memcalc's training step does not predict what a program does.
+    That step does not predict the other allocations of a program.
     """
     if spec.training.framework is None or spec.inference is not None:
-        return kinds_of(spec)
+        return ()
     parallelism = spec.parallelism
     engine = "DeepSpeed" if parallelism.engine == "deepspeed" else _ENGINES.get(parallelism.engine, parallelism.engine)
     return f"{PROGRAMS}, {ONE_GPU if parallelism.ranks == 1 else engine}", PROGRAMS

@@ -70,6 +70,7 @@ def test_a_silent_file_has_these_values() -> None:
         "attention": "flash",
         "attention_windows": "kernel",
         "padding_free": False,
+        "variable_lengths": False,
         "padding_mask": "none",
         "dropout": None,
         "loss": "materialized",

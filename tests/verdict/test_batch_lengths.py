@@ -106,7 +106,7 @@ def test_lengths_that_are_all_the_longest_change_nothing() -> None:
     ],
 )
 def test_what_programs_reserved_is_between_the_orders(family: str, seed: str, number: int, tmp_path: Path) -> None:
-    """Dry runs of programs whose data have two lengths in turn; the errors are docs/reports/programs.md's."""
+    """Dry runs of programs with data of two lengths in turn; the errors are docs/reports/programs.md's."""
     spec, reserved = recorded_program(family, seed, number, tmp_path)
     need = need_of(spec, find_gpu(str(spec.hardware.gpu)))
 
