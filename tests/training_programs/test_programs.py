@@ -110,7 +110,7 @@ BARS = {
     "litgpt": (1.3, 0.5),
     "loop": (0.1, 0.3),
     "trainer-5-ddp": (0.2, 0.1),
-    "torchtitan": (2.7, 1.0),
+    "torchtitan": (0.1, 0.1),
     "accelerate-fsdp2": (1.6, 0.2),
     "trainer-5-fsdp": (2.5, 0.8),
     "torchtune": (0.2, 1.3),
@@ -121,14 +121,13 @@ BARS = {
     "deepspeed": (1.4, 0.1),
     "trl-reward": (2.4, 0.2),
     "trl-dpo": (0.5, 0.4),
-    "trl-grpo": (2.1, 0.2),
-    "trl-sft-fsdp": (0.9, 2.0),
+    "trl-grpo": (2.5, 0.4),  # over where completions end before their longest length, which the data decide
+    "trl-sft-fsdp": (0.9, 0.2),
     "trl-qlora-fsdp": (1.8, 1.0),
 }
 # axolotl's fused kernels of adapters, which a note reports as overcounted; two loops over two GPUs (causes.md); two that
-# depend on their data: one is padded, and one has sequences shorter than the file's longest; and one that evaluates.
+# depend on their data: one is padded, and one has sequences shorter than the file's longest.
 BEYOND = {
-    ("trl-sft-fsdp", "held-out", 2),
     ("loop", "development", 0),
     ("loop", "development", 4),
     ("axolotl", "development", 1),
