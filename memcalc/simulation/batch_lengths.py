@@ -13,7 +13,7 @@ from memcalc.spec.spec import Spec
 # Lengths of consecutive micro-batches, in eighths of the longest one. The first one decides most, because optimizer
 # states are allocated after it; later batches of other lengths hardly change the need (benchmarks/batch_lengths.py).
 EIGHTHS = ((1, 8, 6, 8), (3, 8, 7, 8), (5, 8, 2, 8), (7, 8, 5, 8))
-_SHORTEST = 16  # tokens
+_SHORTEST = 2  # tokens: the loss shifts labels by one, so a single token has none
 
 
 def orders_of(spec: Spec) -> tuple[tuple[int, ...], ...]:
