@@ -109,7 +109,7 @@ def equal_requests() -> str:
         f"- plain modules, except with LoRA ({len(plain)} families): {', '.join(plain)};",
         f"- transformers' modules ({len(theirs)} families): {', '.join(theirs)}.",
     )
-    return "\n".join(lines)
+    return "\n".join(lines) + "\n"
 
 
 TABLES = {"equal-requests": equal_requests}
