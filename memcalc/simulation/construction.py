@@ -301,11 +301,14 @@ def _joined(built: Iterable[InitialTensors]) -> Iterator[InitialTensors]:
 def _split_at_once(built: InitialTensors, options: StateOptions) -> Iterator[InitialTensors]:
     """Yield weights under DeepSpeed's zero.Init, which shards a module's parameters after its construction.
 
+    Weights in host memory are constructed on the device as well, and sharded into host memory.
     Source: deepspeed 0.19 runtime/zero/partition_parameters.py, _post_init_method.
     """
+    kept = 0 if options.weights_on_host else 1
     for module, made in groupby(built.tensors, key=lambda each: each.parameter and each.parameter.module):
         tensors = tuple(made)
         whole = [DTYPE_BYTES[options.base] * each.parameter.elements for each in tensors if each.parameter is not None]
+        tensors = tuple(each._replace(size=kept * each.size) for each in tensors)
         yield InitialTensors(built.mask, tensors, () if module is None else tuple(map(InitialTensor, whole)))
 
 

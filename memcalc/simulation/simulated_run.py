@@ -369,7 +369,9 @@ def unsupported_reason(spec: Spec) -> str:
     reasons = {
         "a vision tower that trains": tower_trains(spec.model, spec.training),
         "Megatron's buffers": options.engine == "megatron",
-        "DeepSpeed's offload to the host": options.engine == "deepspeed" and spec.parallelism.offload != "none",
+        "weights alone in host memory under DeepSpeed": options.engine == "deepspeed"
+        and options.weights_on_host
+        and not options.offloads,
         f"optimizer {options.update.optimizer}": options.update.optimizer in NOT_COMPARED,
         f"optimizer {options.update.optimizer} on several GPUs": options.update.optimizer in COMPARED_ALONE
         and spec.parallelism.ranks > 1,

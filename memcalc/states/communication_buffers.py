@@ -93,11 +93,6 @@ def _stages_1_and_2(parameters: LocalParameters, options: StateOptions) -> Itera
     if options.offloads:
         passage = gradient_passage(parameters, options, "temp_grad_buffer_for_gpu_offload")
         yield passage._replace(block=rounded(passage.each))
-        share = -(-elements // options.data_parallel)
-        source = f"{SOURCE}stage_1_and_2.py: step: the updated share comes back in fp32, then is cast"
-        mask = mask_of("optimizer_step_1", "optimizer_step_2")
-        back = _buffer("updated weights from the host", share, "fp32", mask, "P/N", source)
-        yield back._replace(component=Component.TEMPORARIES)
     elif options.accumulates and not options.reduces_after_backward:
         yield _wholes(parameters, options)
 
