@@ -90,7 +90,7 @@ def torch_adam() -> dict[str, Any]:
 def draw_program(draw: Draw, *, offloads: bool) -> Program:
     """A program of 2 to 4 ranks, all of which run."""
     config = draw_config(draw)
-    most = MOST_BILLIONS
+    most: float = MOST_BILLIONS
     if offloads:
         stage, most = config["zero_optimization"]["stage"], MOST_OFFLOADED
         config["zero_optimization"] |= draw.of(f"offload at stage {stage}", OFFLOADS[stage])

@@ -52,6 +52,17 @@ def engine_of(
     return DDP(requests, ordered, options, reduces_each=framework is None, stream=int(framework == "lightning"))
 
 
+def ranks_that_may_hold_most(spec: Spec) -> tuple[int | None, ...]:
+    """Return the data-parallel ranks of which one has the highest peak of a pass (None: the one `engine_of` takes).
+
+    With states in host memory at DeepSpeed's stage 2 the last rank's gradients are copied first, while most activations
+    are live, and the first rank has the embedding, often the largest parameter.
+    """
+    options = state_options(spec)
+    copies = options.engine == "deepspeed" and options.offloads and options.zero_stage == 2
+    return (None, 0) if copies else (None,)
+
+
 def ranks_to_replay(spec: Spec) -> tuple[int | None, ...]:
     """Return the data-parallel ranks that are replayed for a verdict, first the one with the most memory (None).
 

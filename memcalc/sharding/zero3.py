@@ -391,8 +391,8 @@ class ZeRO3(Engine):
     def _is_viewed(self, number: int, turn: ModuleTurn) -> bool:
         """Return whether autograd keeps a view of a weight, and so its memory, until the weight's backward.
 
-        That is so for routed experts where their matmuls read views (linear.py handles Linear only), and for weights that
-        a checkpoint recomputes and that train: it detaches those (torch/utils/checkpoint.py, _recomputation_hook).
+        That is so for routed experts where their matmuls read views (linear.py handles Linear only), and for trained
+        weights that a checkpoint recomputes: it detaches those (torch/utils/checkpoint.py, _recomputation_hook).
         """
         saved = self.views_experts and not turn.backward and not turn.checkpointed
         return (turn.again and self.ordered[number].trains) or (saved and self.ordered[number].routed)

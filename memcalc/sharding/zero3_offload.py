@@ -1,8 +1,8 @@
 """ZeRO stage 3 with optimizer states, or also weights, in host memory (DeepSpeed 0.19 runtime/zero/), one rank.
 
 Master weights, gradients and optimizer states are in host memory, where the step runs. A rank's shards of reduced
-gradients are copied back to the device to be added, and after the last micro-batch of a step to compute their norms and
-to cast them to fp32. If the weights are in host memory, a rank's shards of them are copied to the device to be gathered.
+gradients are copied back to the device to be added, and after the last micro-batch of a step to compute their norms
+and to cast them to fp32. A rank's shards of weights in host memory are copied to the device to be gathered.
 """
 
 from __future__ import annotations

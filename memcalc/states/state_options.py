@@ -86,6 +86,15 @@ class StateOptions(NamedTuple):
         return self.partitions_gradients and self.zero_stage == 1
 
     @property
+    def frees_gradients_before_update(self) -> bool:
+        """Whether DeepSpeed's stages 1 and 2 free the 16-bit gradients before the update, as they do before the last.
+
+        The update needs their fp32 copy only. Source: runtime/zero/stage_1_and_2.py, step (averaged_gradients).
+        """
+        one_group = not self.zero.separate_no_decay
+        return self.partitions_gradients and self.zero_stage < 3 and one_group and self.compute != "fp32"
+
+    @property
     def has_two_buckets(self) -> bool:
         """Whether gradients fill one bucket while another is reduced (stage_1_and_2.py, setup_buckets)."""
         return self.partitions_gradients and self.zero_stage < 3 and self.zero.overlaps(self.zero_stage)
