@@ -31,6 +31,7 @@ from memcalc.importers.file_format import (
     lacking,
     nothing,
     overcounted,
+    part,
     to,
 )
 from memcalc.importers.fsdp import fsdp_version, place_fsdp, place_policy
@@ -135,9 +136,10 @@ TRAINER: dict[str, Meaning] = {
             *("accelerator_config*", "debug", "disable_tqdm", "full_determinism", "ignore_data_skip", "label_names"),
             *("local_rank", "project", "restore_callback_states_from_checkpoint", "skip_memory_metrics", "use_cpu"),
             *("train_sampling_strategy", "length_column_name", "trackio_*", "use_cache", "enable_jit_checkpoint"),
-            *("ddp_backend", "ddp_broadcast_buffers", "ddp_find_unused_parameters", "ddp_static_graph"),
+            *("ddp_backend", "ddp_broadcast_buffers", "ddp_static_graph"),
         )
     },
+    "ddp_find_unused_parameters": part("parallelism.find_unused_parameters"),
     "ddp_bucket_cap_mb": overcounted("separate bucket sizes", "the default is counted"),
     "torch_compile_*": nothing("part of torch_compile"),
     **{

@@ -49,7 +49,14 @@ def engine_of(
         return FSDP1(requests, units, options, rank or 0)
     # Frameworks accumulate gradients under no_sync; memcalc's own step does not (step/loop.py).
     framework = spec.training.framework
-    return DDP(requests, ordered, options, reduces_each=framework is None, stream=int(framework == "lightning"))
+    return DDP(
+        requests,
+        ordered,
+        options,
+        reduces_each=framework is None,
+        stream=int(framework == "lightning"),
+        finds_unused=spec.parallelism.find_unused_parameters,
+    )
 
 
 def ranks_that_may_hold_most(spec: Spec) -> tuple[int | None, ...]:

@@ -191,6 +191,24 @@ def test_deepspeeds_optimizer_on_the_host(zero: str, more: str, offload: str, no
     assert any("to NVMe" in note for note in spec.origin.notes) is ("nvme" in zero)
 
 
+@pytest.mark.parametrize(
+    ("more", "finds"),
+    [
+        ("", True),
+        ("gradient_checkpointing: true\n", False),
+        ("gradient_checkpointing: true\nuse_peft: true\nlora_r: 8\n", True),  # a PeftModel is no PreTrainedModel
+        ("ddp_find_unused_parameters: false\n", False),
+        ("gradient_checkpointing: true\nddp_find_unused_parameters: true\n", True),
+        ("fsdp: full_shard auto_wrap\n", False),
+    ],
+)
+def test_whether_the_trainers_ddp_looks_for_unused_parameters(more: str, finds: bool, tmp_path: Path) -> None:
+    text = "model_name_or_path: openai-community/gpt2\nblock_size: 128\nper_device_train_batch_size: 1\nbf16: true\n"
+    spec = load(written(tmp_path, "run.yaml", text + more), ("data_parallel=2", "framework=trainer"))
+
+    assert spec.parallelism.find_unused_parameters is finds
+
+
 @pytest.mark.parametrize(("gpus", "ranks"), [(4, 2), (3, 1)])
 def test_fit_sets_the_ranks_that_an_offload_needs(gpus: int, ranks: int, tmp_path: Path) -> None:
     """One rank alone would be refused. Where the other axes do not divide the GPUs it is one replica."""
