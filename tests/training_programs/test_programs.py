@@ -153,9 +153,10 @@ BARS = {
     "trl-qlora-fsdp": (1.8, 1.0),
 }
 # axolotl's fused kernels of adapters, which a note reports as overcounted; two loops over two GPUs, one run with weights
-# in host memory, two at stage 0 and one with PyTorch's math kernel (causes.md); three that depend on their data: two are
-# padded, and one has sequences shorter than the file's longest.
+# in host memory, two at stage 0 and one with PyTorch's math kernel (causes.md); four that depend on their data: two are
+# padded, and two have sequences shorter than the file's longest.
 BEYOND = {
+    ("axolotl", "held-out", 3),
     ("deepspeed", "development", 3),
     ("deepspeed", "held-out", 0),
     ("accelerate-deepspeed", "development", 7),
