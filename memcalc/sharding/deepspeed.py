@@ -39,8 +39,8 @@ FREES_LEFTOVERS = "0.19.3"
 # The first release in which frozen parameters of a recomputation stay until the backward module that began it
 # has ended (runtime/zero/partitioned_param_coordinator.py, update_recompute_parameters).
 KEEPS_RECOMPUTED = "0.19.3"
-# The first release whose check for overflow makes no copy of a gradient (runtime/utils.py, has_inf_or_nan), and the
-# first one that clones gradients larger than the bucket if states are offloaded (runtime/zero/stage_1_and_2.py,
+# The first release in which the check for overflow makes no copy of a gradient (runtime/utils.py, has_inf_or_nan), and
+# the first one that clones gradients larger than the bucket if states are offloaded (runtime/zero/stage_1_and_2.py,
 # reduce_independent_p_g_buckets_and_remove_grads).
 REDUCES_OVERFLOW, CLONES_LARGE_GRADIENTS = "0.19.6", "0.19.8"
 PACKED = "uint8"  # the dtype of packed 4-bit weights, which no cast changes
