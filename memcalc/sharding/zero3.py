@@ -65,7 +65,7 @@ class ZeRO3(Engine):
         frees_leftovers: whether parameters of modules with inputs that need no gradient are freed after backward.
     """
 
-    hooks_gradients = hooks_modules = True
+    hooks_gradients = hooks_modules = frees_gradients = True
     keeps_gradients = repeats = False
 
     def __init__(

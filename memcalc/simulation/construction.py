@@ -6,20 +6,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
 from math import prod
 
-from memcalc.layout.adapters import adapters_of, base_dtype
+from memcalc.layout.adapters import adapters_of
 from memcalc.layout.local_parameters import LocalParameter, LocalParameters, stage_parameters
 from memcalc.layout.parameters import layer_prefixes
 from memcalc.layout.stages import Stage
 from memcalc.ledger.component import Component
 from memcalc.ledger.row_drafts import RowDraft, from_phase, mask_of
-from memcalc.sharding.engine import ROOT, by_unit, is_embedding, is_output
+from memcalc.sharding.engine import by_unit, is_embedding, is_output
+from memcalc.sharding.flat_units import THE_ROOT, UnitKey, in_order_of_end, units_in_order
 from memcalc.simulation.initial_tensors import InitialTensor, InitialTensors
 from memcalc.simulation.quantization import in_4_bits, loaded_in_4_bits
+from memcalc.spec.finetuning import base_dtype
 from memcalc.spec.model_families.conversion import family_buffers
 from memcalc.spec.programs import OF_TRANSFORMERS, TRL, is_before
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.spec import Spec
-from memcalc.states.flat_states import flattens, unit_of
+from memcalc.states.flat_states import flattened_dtype, flattens, unit_of
 from memcalc.states.optimizers.parameter_order import in_order
 from memcalc.states.parameter_copies import ParameterCopy, Role
 from memcalc.states.persistent import CAUSAL_MASKS, ROTARY_TABLES, persistent_rows, registered_buffers
@@ -49,7 +51,7 @@ def built_before_training(spec: Spec, stage: Stage, options: StateOptions) -> It
         yield from (_alone(item) for item in standing)
         return
     if flattens(options):
-        units = by_unit([each for each in ordered if not each.beside], stage.numbers)
+        units = units_in_order(by_unit(ordered, stage.numbers), options)
         yield from _flattened(units, [item for item in standing if item.component is Component.WEIGHTS], options)
         yield from _kept_copies(ordered, copies, options)
         yield from (_alone(item) for item in standing if item.component is Component.INPUTS)
@@ -157,31 +159,31 @@ def _sharded_afterwards(
 
 
 def _flattened(
-    units: Mapping[int, tuple[LocalParameter, ...]], buffers: Sequence[RowDraft], options: StateOptions
+    units: Mapping[UnitKey, tuple[LocalParameter, ...]], buffers: Sequence[RowDraft], options: StateOptions
 ) -> Iterator[InitialTensors]:
     """Yield the chunks of flat parameters as FSDP1 makes them, given a model in host memory and a `device_id`.
 
-    The parameters of a unit move to the device, are concatenated, and the rank's chunk is cloned. Units are layers,
-    then the root, in which the buffers are. Source: torch 2.13 distributed/fsdp/_init_utils.py,
-    _init_param_handle_from_module; _flat_param.py, flatten_tensors and shard. Chunks in 16 bits are cast to fp32
-    afterwards, the root's first (Accelerate 1.15 accelerator.py, prepare_model).
+    The parameters of a unit move to the device, are concatenated, and the rank's chunk is cloned, the root's last, with
+    its buffers. Source: torch 2.13 distributed/fsdp/_init_utils.py, _init_param_handle_from_module; _flat_param.py,
+    flatten_tensors and shard. Chunks that train are cast from 16 bits to fp32 afterwards, the root's first (Accelerate
+    1.15 accelerator.py, prepare_model).
     """
-    layers = [unit for number, unit in units.items() if number != ROOT]
-    roots = [units[ROOT]] if units[ROOT] else []
     sizes = tuple(item.each for item in buffers for _ in range(item.count))
-    casts = options.loaded not in ("", options.base)
-    first = options._replace(base=options.loaded) if casts else options
+    casts = [unit for unit, members in units.items() if flattened_dtype(members, options) != _own(members, options)]
     # With use_orig_params the parameters reference the chunks that are cast until forward replaces them.
     until = mask_of("model", "optimizer", "input", "zero_grad_1") if options.use_orig_params else mask_of("model")
-    made = [_flattening(unit, first) for unit in layers]
-    made += [_flattening(unit, first, () if casts else sizes) for unit in roots]
-    yield InitialTensors(
-        until if casts else from_phase("model"), tuple(InitialTensor(0, several=script) for script in made)
-    )
-    wide = DTYPE_BYTES[options.base]
-    chunks = [wide * unit_of(unit, options).shard for unit in (*roots, *layers)] if casts else []
-    standing = [] if roots and not casts else sizes
+    for is_cast, alike in groupby((u for u in in_order_of_end([*units]) if u in units), key=casts.__contains__):
+        made = [_flattening(units[u], options, sizes if u == THE_ROOT and not is_cast else ()) for u in alike]
+        mask = until if is_cast else from_phase("model")
+        yield InitialTensors(mask, tuple(InitialTensor(0, several=script) for script in made))
+    chunks = [DTYPE_BYTES[_own(units[unit], options)] * unit_of(units[unit], options).shard for unit in casts]
+    standing = [] if THE_ROOT in units and THE_ROOT not in casts else sizes
     yield InitialTensors(from_phase("model"), tuple(map(InitialTensor, (*chunks, *standing))))
+
+
+def _own(members: Sequence[LocalParameter], options: StateOptions) -> str:
+    """Return the dtype of a unit's chunks."""
+    return members[0].dtype or options.base
 
 
 def _flattening(
@@ -189,7 +191,7 @@ def _flattening(
 ) -> tuple[int, ...]:
     """Return the requests that flatten and shard a unit: its chunk and its buffers stay."""
     unit = unit_of(parameters, options)
-    size = DTYPE_BYTES[parameters[0].dtype or options.base]
+    size = DTYPE_BYTES[flattened_dtype(parameters, options)]
     moved = [each.elements * size for each in parameters]
     whole, shard = unit.elements * size, unit.shard * size
     return (*moved, *buffers, whole, shard, -whole, *(-each for each in moved))

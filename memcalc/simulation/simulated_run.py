@@ -348,7 +348,7 @@ class SimulatedRun:
         self.named = self.passing.release(keeps_output=self.keeps_output)
 
     def _step(self, *, first: bool) -> None:
-        given = self.gradients if self.engine.hooks_gradients else []
+        given = self.gradients if self.engine.frees_gradients else []
         if self.steady_step is not None and self.repeats:
             self.requests.again(self.steady_step, dict(zip(self.steady_gradients, given, strict=True)))
         else:
