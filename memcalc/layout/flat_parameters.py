@@ -89,14 +89,6 @@ def module_in(parameter: LocalParameter) -> str:
     return parameter.module.rpartition("*.")[2].removesuffix(".saved")
 
 
-def members_of(parameters: Sequence[LocalParameter], *, trained_apart: bool) -> dict[str, tuple[LocalParameter, ...]]:
-    """Return the parameters of the modules that are units in a layer or in the root, and under "" the rest."""
-    units: dict[str, list[LocalParameter]] = {}
-    for parameter in parameters:
-        units.setdefault(module_in(parameter) if trained_apart and parameter.trains else "", []).append(parameter)
-    return {name: tuple(members) for name, members in units.items()}
-
-
 def flat_row(name: str, parameters: Sequence[LocalParameter], unit: FlatUnit, where: str) -> LocalParameter:
     """Return the flat parameter of a unit as one parameter.
 

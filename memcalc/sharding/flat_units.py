@@ -7,7 +7,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple
 
-from memcalc.layout.flat_parameters import members_of
+from memcalc.layout.flat_parameters import module_in
 from memcalc.layout.local_parameters import LocalParameter
 from memcalc.sharding.engine import ROOT
 from memcalc.states.state_options import StateOptions
@@ -28,6 +28,11 @@ class UnitKey(NamedTuple):
 THE_ROOT = UnitKey(ROOT)
 
 
+def unit_of_parameter(place: int, parameter: LocalParameter, options: StateOptions) -> UnitKey:
+    """Return the unit of a parameter of a layer or of the root."""
+    return UnitKey(place, module_in(parameter) if options.trained_apart and parameter.trains else "")
+
+
 def units_in_order(
     units: Mapping[int, Sequence[LocalParameter]], options: StateOptions
 ) -> dict[UnitKey, tuple[LocalParameter, ...]]:
@@ -35,15 +40,14 @@ def units_in_order(
 
     Modules that are units follow their layer; those of the root are before the layers if they embed tokens.
     """
-    found: dict[UnitKey, tuple[LocalParameter, ...]] = {}
-    at_end: dict[UnitKey, tuple[LocalParameter, ...]] = {}
+    found: dict[UnitKey, list[LocalParameter]] = {}
+    at_end: dict[UnitKey, list[LocalParameter]] = {}
     for place in (ROOT, *sorted(place for place in units if place != ROOT)):
-        own = [each for each in units.get(place, ()) if not each.beside]
-        members = members_of(own, trained_apart=options.trained_apart)
-        for module in sorted(members, key=bool):  # what is in no module's unit comes first
-            unit = UnitKey(place, module)
-            (at_end if module and members[module][0].where == "head" else found)[unit] = members[module]
-    return found | at_end
+        own = [(unit_of_parameter(place, each, options), each) for each in units.get(place, ()) if not each.beside]
+        for unit, parameter in sorted(own, key=lambda each: bool(each[0].module)):  # stable
+            late = place == ROOT and unit.module and parameter.where == "head"
+            (at_end if late else found).setdefault(unit, []).append(parameter)
+    return {unit: tuple(members) for unit, members in (found | at_end).items()}
 
 
 def in_order_of_end(began: Sequence[UnitKey]) -> list[UnitKey]:

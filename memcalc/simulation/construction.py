@@ -12,8 +12,8 @@ from memcalc.layout.parameters import layer_prefixes
 from memcalc.layout.stages import Stage
 from memcalc.ledger.component import Component
 from memcalc.ledger.row_drafts import RowDraft, from_phase, mask_of
-from memcalc.sharding.engine import by_unit, is_embedding, is_output
-from memcalc.sharding.flat_units import THE_ROOT, UnitKey, in_order_of_end, units_in_order
+from memcalc.sharding.engine import ROOT, by_unit, is_embedding, is_output
+from memcalc.sharding.flat_units import THE_ROOT, UnitKey, in_order_of_end, unit_of_parameter, units_in_order
 from memcalc.simulation.initial_tensors import InitialTensor, InitialTensors
 from memcalc.simulation.quantization import in_4_bits, loaded_in_4_bits
 from memcalc.spec.finetuning import base_dtype
@@ -30,6 +30,7 @@ from memcalc.states.state_options import StateOptions, groups, state_options
 from memcalc.states.unsharded_weights import shards_loaded_model
 
 WARMS_UP = "4.50"  # of transformers: the first release with caching_allocator_warmup
+FP32 = DTYPE_BYTES["fp32"]
 MAPS = "0.26"  # of TRL: the first release that loads with device_map="auto"
 SAMPLES_AGAIN = (2, 13)  # the torch version in which trunc_normal_ samples values beyond the bounds again
 
@@ -51,8 +52,12 @@ def built_before_training(spec: Spec, stage: Stage, options: StateOptions) -> It
         yield from (_alone(item) for item in standing)
         return
     if flattens(options):
-        units = units_in_order(by_unit(ordered, stage.numbers), options)
-        yield from _flattened(units, [item for item in standing if item.component is Component.WEIGHTS], options)
+        by_place = by_unit(ordered, stage.numbers)
+        units, is_loaded = units_in_order(by_place, options), spec.training.finetune == "qlora"
+        if is_loaded:
+            yield from _loaded(spec, by_place, copies, options)
+        built = [item for item in standing if item.component is Component.WEIGHTS]
+        yield from _flattened(units, built, options, is_loaded=is_loaded)
         yield from _kept_copies(ordered, copies, options)
         yield from (_alone(item) for item in standing if item.component is Component.INPUTS)
         return
@@ -152,30 +157,76 @@ def _sharded_afterwards(
     base = [held for held in ordered if not _is_adapter(held)]
     adapters = [held for held in ordered if _is_adapter(held)]
     until = mask_of("model")
-    yield from _joined(loaded_in_4_bits(spec, base, _sized(base, copies, alone, Role.WEIGHTS), until))
+    modules = loaded_in_4_bits(spec, base, _sized(base, copies, alone, Role.WEIGHTS), until)
+    yield from _joined(chain.from_iterable(modules))
     yield from (built._replace(mask=until) for built in _adapters(spec, adapters, copies, alone))
     sharded = [held for held in ordered if not held.beside]
     yield from _joined(chain.from_iterable(_sized(sharded, copies, options, Role.WEIGHTS)))
 
 
-def _flattened(
-    units: Mapping[UnitKey, tuple[LocalParameter, ...]], buffers: Sequence[RowDraft], options: StateOptions
+def _loaded(
+    spec: Spec,
+    by_place: Mapping[int, Sequence[LocalParameter]],
+    copies: dict[LocalParameter, list[ParameterCopy]],
+    options: StateOptions,
 ) -> Iterator[InitialTensors]:
-    """Yield the chunks of flat parameters as FSDP1 makes them, given a model in host memory and a `device_id`.
+    """Yield a 4-bit base and its adapters as they are loaded on the GPU, in the groups that FSDP1 flattens.
+
+    TRL casts adapters in fp32 to bf16, one at a time (1.16 trainer/sft_trainer.py).
+    """
+    alone, until = options._replace(data_parallel=1, expert_shards=1), mask_of("model")
+    root = by_place[ROOT]
+    before = [each for each in root if each.where == "embedding"]
+    layers = ((place, by_place[place]) for place in sorted(by_place) if place != ROOT)
+    parts = ((ROOT, before), *layers, (ROOT, root[len(before) :]))
+    found = [(unit_of_parameter(place, each, options), each) for place, members in parts for each in members]
+    base = [(unit, each) for unit, each in found if not _is_adapter(each)]
+    ordered = [each for _, each in base]
+    modules = loaded_in_4_bits(spec, ordered, _sized(ordered, copies, alone, Role.WEIGHTS), until)
+    units = [unit for (unit, _), _ in groupby(base, key=lambda each: (each[0], each[1].module))]
+    for unit, module in zip(units, modules, strict=True):
+        for built in module:
+            groups_of = (unit,) * len(built.tensors) if built.mask == until else ()
+            yield built._replace(groups=groups_of)
+    adapters = [(unit, each) for unit, each in found if _is_adapter(each)]
+    for built in _adapters(spec, [each for _, each in adapters], copies, alone):
+        wide = built.tensors
+        narrow = tuple(each._replace(size=each.size * DTYPE_BYTES[options.loaded or "fp32"] // FP32) for each in wide)
+        tensors = built._replace(tensors=narrow, replaced=wide) if options.loaded else built
+        yield tensors._replace(mask=until, groups=tuple(unit for unit, _ in adapters))
+
+
+def _flattened(
+    units: Mapping[UnitKey, tuple[LocalParameter, ...]],
+    buffers: Sequence[RowDraft],
+    options: StateOptions,
+    *,
+    is_loaded: bool,
+) -> Iterator[InitialTensors]:
+    """Yield the chunks of flat parameters as FSDP1 makes them with a `device_id`.
 
     The parameters of a unit move to the device, are concatenated, and the rank's chunk is cloned, the root's last, with
     its buffers. Source: torch 2.13 distributed/fsdp/_init_utils.py, _init_param_handle_from_module; _flat_param.py,
     flatten_tensors and shard. Chunks that train are cast from 16 bits to fp32 afterwards, the root's first (Accelerate
     1.15 accelerator.py, prepare_model).
+
+    Args:
+        units: the parameters of each unit.
+        buffers: the buffers of the model.
+        options: state options of the run.
+        is_loaded: whether the model is on the device, in a group of tensors for each unit, instead of in host memory.
     """
     sizes = tuple(item.each for item in buffers for _ in range(item.count))
     casts = [unit for unit, members in units.items() if flattened_dtype(members, options) != _own(members, options)]
     # With use_orig_params the parameters reference the chunks that are cast until forward replaces them.
     until = mask_of("model", "optimizer", "input", "zero_grad_1") if options.use_orig_params else mask_of("model")
-    for is_cast, alike in groupby((u for u in in_order_of_end([*units]) if u in units), key=casts.__contains__):
-        made = [_flattening(units[u], options, sizes if u == THE_ROOT and not is_cast else ()) for u in alike]
-        mask = until if is_cast else from_phase("model")
-        yield InitialTensors(mask, tuple(InitialTensor(0, several=script) for script in made))
+    for unit in in_order_of_end([*units]):
+        if unit in units:
+            moved = () if is_loaded else tuple(_moved(units[unit], options))
+            made = sizes if unit == THE_ROOT and unit not in casts else ()
+            script = (*moved, *made, *_flattening(units[unit], options), *(-each for each in moved))
+            mask = until if unit in casts else from_phase("model")
+            yield InitialTensors(mask, (InitialTensor(0, several=script),), frees=unit)
     chunks = [DTYPE_BYTES[_own(units[unit], options)] * unit_of(units[unit], options).shard for unit in casts]
     standing = [] if THE_ROOT in units and THE_ROOT not in casts else sizes
     yield InitialTensors(from_phase("model"), tuple(map(InitialTensor, (*chunks, *standing))))
@@ -186,15 +237,16 @@ def _own(members: Sequence[LocalParameter], options: StateOptions) -> str:
     return members[0].dtype or options.base
 
 
-def _flattening(
-    parameters: tuple[LocalParameter, ...], options: StateOptions, buffers: tuple[int, ...] = ()
-) -> tuple[int, ...]:
-    """Return the requests that flatten and shard a unit: its chunk and its buffers stay."""
-    unit = unit_of(parameters, options)
-    size = DTYPE_BYTES[flattened_dtype(parameters, options)]
-    moved = [each.elements * size for each in parameters]
-    whole, shard = unit.elements * size, unit.shard * size
-    return (*moved, *buffers, whole, shard, -whole, *(-each for each in moved))
+def _moved(members: Sequence[LocalParameter], options: StateOptions) -> Iterator[int]:
+    """Yield the bytes of a unit's parameters."""
+    size = DTYPE_BYTES[flattened_dtype(members, options)]
+    return (each.elements * size for each in members)
+
+
+def _flattening(members: tuple[LocalParameter, ...], options: StateOptions) -> tuple[int, ...]:
+    """Return the requests that flatten and shard a unit: its chunk stays."""
+    unit, size = unit_of(members, options), DTYPE_BYTES[flattened_dtype(members, options)]
+    return unit.elements * size, unit.shard * size, -unit.elements * size
 
 
 def _given_memory(

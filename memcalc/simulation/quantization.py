@@ -62,8 +62,10 @@ def in_4_bits(
 
 def loaded_in_4_bits(
     spec: Spec, ordered: Sequence[LocalParameter], weights: Iterable[tuple[InitialTensors, ...]], until: int
-) -> Iterator[InitialTensors]:
-    """Yield a base that an engine shards afterwards: what it shards is live in the phases `until`, the rest stays.
+) -> Iterator[tuple[InitialTensors, ...]]:
+    """Yield each module of a base that an engine shards afterwards.
+
+    What the engine shards is live in the phases `until`, the rest stays.
 
     Args:
         spec: a run with a 4-bit base.
@@ -73,13 +75,15 @@ def loaded_in_4_bits(
     """
     for module in _modules(spec, ordered, weights):
         if not module.wide:
-            yield from (built._replace(mask=until) for made in module.made for built in made)
+            yield tuple(built._replace(mask=until) for made in module.made for built in made)
             continue
         scales, packed, *rest = module.script
         matrix = InitialTensor(packed, before=(module.wide,))
-        yield InitialTensors(module.mask if module.unsharded else until, (matrix,))
-        yield InitialTensors(module.mask, (InitialTensor(0, several=(scales, *rest)),))
-        yield from (built._replace(mask=until) for built in module.others)
+        yield (
+            InitialTensors(module.mask if module.unsharded else until, (matrix,)),
+            InitialTensors(module.mask, (InitialTensor(0, several=(scales, *rest)),)),
+            *(built._replace(mask=until) for built in module.others),
+        )
 
 
 def _modules(
