@@ -21,7 +21,7 @@ from memcalc.spec.model_families.conversion import family_buffers
 from memcalc.spec.programs import OF_TRANSFORMERS, TRL, is_before
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.spec import Spec
-from memcalc.states.flat_states import flattened_dtype, flattens, unit_of
+from memcalc.states.flat_states import flattened_dtype, flattens, stored_dtype, unit_of
 from memcalc.states.optimizers.parameter_order import in_order
 from memcalc.states.parameter_copies import ParameterCopy, Role
 from memcalc.states.persistent import CAUSAL_MASKS, ROTARY_TABLES, persistent_rows, registered_buffers
@@ -217,7 +217,9 @@ def _flattened(
         is_loaded: whether the model is on the device, in a group of tensors for each unit, instead of in host memory.
     """
     sizes = tuple(item.each for item in buffers for _ in range(item.count))
-    casts = [unit for unit, members in units.items() if flattened_dtype(members, options) != _own(members, options)]
+    casts = [
+        unit for unit, members in units.items() if flattened_dtype(members, options) != stored_dtype(members, options)
+    ]
     # With use_orig_params the parameters reference the chunks that are cast until forward replaces them.
     until = mask_of("model", "optimizer", "input", "zero_grad_1") if options.use_orig_params else mask_of("model")
     for unit in in_order_of_end([*units]):
@@ -227,14 +229,9 @@ def _flattened(
             script = (*moved, *made, *_flattening(units[unit], options), *(-each for each in moved))
             mask = until if unit in casts else from_phase("model")
             yield InitialTensors(mask, (InitialTensor(0, several=script),), frees=unit)
-    chunks = [DTYPE_BYTES[_own(units[unit], options)] * unit_of(units[unit], options).shard for unit in casts]
+    chunks = [DTYPE_BYTES[stored_dtype(units[unit], options)] * unit_of(units[unit], options).shard for unit in casts]
     standing = [] if THE_ROOT in units and THE_ROOT not in casts else sizes
     yield InitialTensors(from_phase("model"), tuple(map(InitialTensor, (*chunks, *standing))))
-
-
-def _own(members: Sequence[LocalParameter], options: StateOptions) -> str:
-    """Return the dtype of a unit's chunks."""
-    return members[0].dtype or options.base
 
 
 def _moved(members: Sequence[LocalParameter], options: StateOptions) -> Iterator[int]:

@@ -63,9 +63,14 @@ def _flat_states(parameters: LocalParameters, options: StateOptions, rank: int) 
     return FlatStates(LocalParameters([*stored, *beside]), LocalParameters(updated), own)
 
 
+def stored_dtype(members: Sequence[LocalParameter], options: StateOptions) -> str:
+    """Return the dtype of a unit's chunks."""
+    return members[0].dtype or options.base
+
+
 def flattened_dtype(members: Sequence[LocalParameter], options: StateOptions) -> str:
     """Return the dtype in which a unit is flattened: Accelerate casts only chunks that train to fp32 afterwards."""
-    own = members[0].dtype or options.base
+    own = stored_dtype(members, options)
     return options.loaded or own if any(each.trains for each in members) else own
 
 
@@ -75,8 +80,8 @@ def construction_rows(
     """Yield what FSDP1 allocates while the model is built, in addition to the chunks.
 
     A unit is moved to the GPU and flattened, and the rank's chunk is cloned, the root last. A model that is loaded on
-    the GPU is all there when the first layer is flattened. Source: torch 2.13 distributed/fsdp/_init_utils.py,
-    _init_param_handle_from_module.
+    the GPU is all there until the first layer is flattened; its adapters are in fp32 first. Source: torch 2.13
+    distributed/fsdp/_init_utils.py, _init_param_handle_from_module.
 
     Args:
         parameters: the parameters of the model.
@@ -84,21 +89,25 @@ def construction_rows(
         is_loaded_whole: whether the model is loaded on the GPU.
     """
     units = dict(units_of(*registered(parameters, options.update.family), trained_apart=options.trained_apart))
-    whole, flat, shards, cast = dict[str, int](), dict[str, int](), dict[str, int](), 0
+    whole, flat, shard = dict[str, int](), dict[str, int](), dict[str, int]()
+    loaded = cast = 0  # what is on the GPU in addition to the chunks before a unit is flattened; what chunks grow by
     for name, members in units.items():
-        size, unit = DTYPE_BYTES[flattened_dtype(members, options)], unit_of(members, options)
-        whole[name] = size * sum(each.elements for each in members)
-        flat[name], shards[name] = size * unit.elements, size * unit.shard
-        own = DTYPE_BYTES[members[0].dtype or options.base]
-        cast += (own - size) * unit.shard * _copies(name, members)
-    found = whole.get(ROOT_MODULE, 0) + flat.get(ROOT_MODULE, 0)
-    symbol = "2·P_root"
+        size, own = (DTYPE_BYTES[each] for each in (flattened_dtype(members, options), stored_dtype(members, options)))
+        unit, elements, count = (
+            unit_of(members, options),
+            sum(each.elements for each in members),
+            _copies(name, members),
+        )
+        whole[name], flat[name], shard[name] = size * elements, size * unit.elements, size * unit.shard
+        loaded += own * (elements - unit.shard) * count
+        cast += (own - size) * unit.shard * count
+    peaks = [(whole.get(ROOT_MODULE, 0) + flat.get(ROOT_MODULE, 0) - cast, "2·P_root")]
     if is_loaded_whole:
-        rest = sum((whole[name] - shards[name]) * _copies(name, units[name]) for name in units)
-        layer = max((flat[name] + shards[name] for name in units if name.endswith("*")), default=0)
-        found, symbol = max((found, symbol), (rest + layer, "P - P/N + P_layer"))
-    size = max(found - cast, 0)
-    if size:
+        rest = sum((whole[name] - shard[name]) * _copies(name, units[name]) for name in units)
+        layer = max((flat[name] + shard[name] for name in units if name.endswith("*")), default=0)
+        peaks += [(rest + layer - cast, "P - P/N + P_layer"), (loaded, "P - P/N")]
+    size, symbol = max(peaks)
+    if size > 0:
         citation = "torch 2.13 distributed/fsdp/_flat_param.py: flatten_tensors"
         tensor = (Component.TEMPORARIES, "root", "parameters, moved and flattened", (size,), "uint8")
         yield RowDraft(*tensor, 1, size, rounded(size), mask_of("model"), symbol, citation)
