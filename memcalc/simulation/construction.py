@@ -158,7 +158,7 @@ def _sharded_afterwards(
     adapters = [held for held in ordered if _is_adapter(held)]
     until = mask_of("model")
     modules = loaded_in_4_bits(spec, base, _sized(base, copies, alone, Role.WEIGHTS), until)
-    yield from _joined(chain.from_iterable(modules))
+    yield from chain.from_iterable(modules)
     yield from (built._replace(mask=until) for built in _adapters(spec, adapters, copies, alone))
     sharded = [held for held in ordered if not held.beside]
     yield from _joined(chain.from_iterable(_sized(sharded, copies, options, Role.WEIGHTS)))
@@ -172,13 +172,15 @@ def _loaded(
 ) -> Iterator[InitialTensors]:
     """Yield a 4-bit base and its adapters as they are loaded on the GPU, in the groups that FSDP1 flattens.
 
-    TRL casts adapters in fp32 to bf16, one at a time (1.16 trainer/sft_trainer.py).
+    Weights are loaded in the order of their names (transformers 5.23 core_model_loading.py), adapters in that of their
+    modules. TRL casts adapters in fp32 to bf16, one at a time (1.16 trainer/sft_trainer.py).
     """
     alone, until = options._replace(data_parallel=1, expert_shards=1), mask_of("model")
     root = by_place[ROOT]
-    before = [each for each in root if each.where == "embedding"]
-    layers = ((place, by_place[place]) for place in sorted(by_place) if place != ROOT)
-    parts = ((ROOT, before), *layers, (ROOT, root[len(before) :]))
+    at_end = [each for each in root if each.where != "embedding" and not is_output(each)]
+    before = sorted((each for each in root if each not in at_end), key=is_output, reverse=True)  # lm_head, model.
+    layers = ((place, sorted(by_place[place], key=_name_in_checkpoint)) for place in sorted(by_place) if place != ROOT)
+    parts = ((ROOT, before), *layers, (ROOT, at_end))
     found = [(unit_of_parameter(place, each, options), each) for place, members in parts for each in members]
     base = [(unit, each) for unit, each in found if not _is_adapter(each)]
     ordered = [each for _, each in base]
@@ -186,14 +188,19 @@ def _loaded(
     units = [unit for (unit, _), _ in groupby(base, key=lambda each: (each[0], each[1].module))]
     for unit, module in zip(units, modules, strict=True):
         for built in module:
-            groups_of = (unit,) * len(built.tensors) if built.mask == until else ()
-            yield built._replace(groups=groups_of)
+            is_flattened = built.mask == until and not built.groups
+            yield built._replace(groups=(unit,) * len(built.tensors)) if is_flattened else built
     adapters = [(unit, each) for unit, each in found if _is_adapter(each)]
     for built in _adapters(spec, [each for _, each in adapters], copies, alone):
         wide = built.tensors
         narrow = tuple(each._replace(size=each.size * DTYPE_BYTES[options.loaded or "fp32"] // FP32) for each in wide)
         tensors = built._replace(tensors=narrow, replaced=wide) if options.loaded else built
         yield tensors._replace(mask=until, groups=tuple(unit for unit, _ in adapters))
+
+
+def _name_in_checkpoint(parameter: LocalParameter) -> str:
+    """Return a name by which a layer's modules are in the order of their names in LLaMA and its copies."""
+    return parameter.module.replace("attention.", "self_attn.") if ".lora_" not in parameter.module else ""
 
 
 def _flattened(

@@ -18,6 +18,7 @@ from memcalc.spec.spec import Spec
 from memcalc.workspaces import Script, ceil_div
 
 FP32 = DTYPE_BYTES["fp32"]
+WIDE = "before quantization"  # the group of what quantization frees
 
 
 class _Module(NamedTuple):
@@ -78,10 +79,14 @@ def loaded_in_4_bits(
             yield tuple(built._replace(mask=until) for made in module.made for built in made)
             continue
         scales, packed, *rest = module.script
-        matrix = InitialTensor(packed, before=(module.wide,))
+        nested = rest[-1] == -scales
+        if nested:  # its scales are quantized, too
+            rest.pop()
         yield (
-            InitialTensors(module.mask if module.unsharded else until, (matrix,)),
-            InitialTensors(module.mask, (InitialTensor(0, several=(scales, *rest)),)),
+            InitialTensors(until, (InitialTensor(module.wide),), groups=(WIDE,)),
+            InitialTensors(until if nested else module.mask, (InitialTensor(scales),), groups=(WIDE,) * nested),
+            InitialTensors(module.mask if module.unsharded else until, (InitialTensor(packed),)),
+            InitialTensors(module.mask, (InitialTensor(0, several=tuple(rest)),), frees=WIDE),
             *(built._replace(mask=until) for built in module.others),
         )
 
