@@ -15,7 +15,7 @@ from memcalc.ledger.row_drafts import RowDraft, from_phase, mask_of
 from memcalc.sharding.engine import ROOT, by_unit, is_embedding, is_output
 from memcalc.sharding.flat_units import THE_ROOT, UnitKey, in_order_of_end, unit_of_parameter, units_in_order
 from memcalc.simulation.initial_tensors import InitialTensor, InitialTensors
-from memcalc.simulation.quantization import in_4_bits, loaded_in_4_bits
+from memcalc.simulation.quantization import FP32, WIDE, in_4_bits, loaded_in_4_bits
 from memcalc.spec.finetuning import base_dtype
 from memcalc.spec.model_families.conversion import family_buffers
 from memcalc.spec.programs import OF_TRANSFORMERS, TRL, is_before
@@ -30,7 +30,6 @@ from memcalc.states.state_options import StateOptions, groups, state_options
 from memcalc.states.unsharded_weights import shards_loaded_model
 
 WARMS_UP = "4.50"  # of transformers: the first release with caching_allocator_warmup
-FP32 = DTYPE_BYTES["fp32"]
 MAPS = "0.26"  # of TRL: the first release that loads with device_map="auto"
 SAMPLES_AGAIN = (2, 13)  # the torch version in which trunc_normal_ samples values beyond the bounds again
 
@@ -191,11 +190,15 @@ def _loaded(
             is_flattened = built.mask == until and not built.groups
             yield built._replace(groups=(unit,) * len(built.tensors)) if is_flattened else built
     adapters = [(unit, each) for unit, each in found if _is_adapter(each)]
-    for built in _adapters(spec, [each for _, each in adapters], copies, alone):
-        wide = built.tensors
-        narrow = tuple(each._replace(size=each.size * DTYPE_BYTES[options.loaded or "fp32"] // FP32) for each in wide)
-        tensors = built._replace(tensors=narrow, replaced=wide) if options.loaded else built
-        yield tensors._replace(mask=until, groups=tuple(unit for unit, _ in adapters))
+    units = [unit for unit, _ in adapters]
+    for made in _adapters(spec, [each for _, each in adapters], copies, alone):
+        if not options.loaded:
+            yield made._replace(mask=until, groups=tuple(units))
+            continue
+        yield made._replace(mask=until, groups=tuple((WIDE, unit) for unit in units))
+        for unit, wide in zip(units, made.tensors, strict=True):
+            narrow = wide._replace(size=wide.size * DTYPE_BYTES[options.loaded] // FP32)
+            yield InitialTensors(until, (narrow,), groups=(unit,), frees=(WIDE, unit))
 
 
 def _name_in_checkpoint(parameter: LocalParameter) -> str:

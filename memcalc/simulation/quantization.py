@@ -18,7 +18,7 @@ from memcalc.spec.spec import Spec
 from memcalc.workspaces import Script, ceil_div
 
 FP32 = DTYPE_BYTES["fp32"]
-WIDE = "before quantization"  # the group of what quantization frees
+WIDE = "wide"  # the group of what is freed once its narrow copy exists
 
 
 class _Module(NamedTuple):
