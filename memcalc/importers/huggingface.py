@@ -199,7 +199,8 @@ def finish_trainer(
             draft.default("training.autocast", True)  # accelerator.py, prepare_model: regardless of the weights' dtype
     if low and autocasts and not policy:
         _weight_dtype(draft, weights)
-    narrow = draft.given("training.finetune") == "full" or draft.given("training.lora.adapter_dtype") == "compute"
+    adapted = draft.given("training.finetune") in ("lora", "qlora")
+    narrow = not adapted or draft.given("training.lora.adapter_dtype") == "compute"
     if low and narrow and policy and draft.given("parallelism.engine") == "fsdp1":  # upcast to fp32
         draft.default("parallelism.fsdp.load_dtype", "fp16" if weights in ("float16", "fp16") else "bf16")
     place_copies(draft)

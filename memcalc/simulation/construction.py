@@ -30,6 +30,7 @@ from memcalc.states.state_options import StateOptions, groups, state_options
 from memcalc.states.unsharded_weights import shards_loaded_model
 
 WARMS_UP = "4.50"  # of transformers: the first release with caching_allocator_warmup
+BROADCAST_BYTES = 250 * 2**20  # torch distributed/fsdp/_init_utils.py, PARAM_BROADCAST_BUCKET_SIZE
 MAPS = "0.26"  # of TRL: the first release that loads with device_map="auto"
 SAMPLES_AGAIN = (2, 13)  # the torch version in which trunc_normal_ samples values beyond the bounds again
 
@@ -56,7 +57,8 @@ def built_before_training(spec: Spec, stage: Stage, options: StateOptions) -> It
         if is_loaded:
             yield from _loaded(spec, by_place, copies, options)
         built = [item for item in standing if item.component is Component.WEIGHTS]
-        yield from _flattened(units, built, options, is_loaded=is_loaded)
+        broadcasts = spec.training.framework is not None  # Trainer's default, and usual in Accelerate's files
+        yield from _flattened(units, built, options, is_loaded=is_loaded, broadcasts=broadcasts)
         yield from _kept_copies(ordered, copies, options)
         yield from (_alone(item) for item in standing if item.component is Component.INPUTS)
         return
@@ -212,6 +214,7 @@ def _flattened(
     options: StateOptions,
     *,
     is_loaded: bool,
+    broadcasts: bool,
 ) -> Iterator[InitialTensors]:
     """Yield the chunks of flat parameters as FSDP1 makes them with a `device_id`.
 
@@ -225,18 +228,20 @@ def _flattened(
         buffers: the buffers of the model.
         options: state options of the run.
         is_loaded: whether the model is on the device, in a group of tensors for each unit, instead of in host memory.
+        broadcasts: whether the first rank sends its parameters to the others (`sync_module_states`).
     """
     sizes = tuple(item.each for item in buffers for _ in range(item.count))
-    casts = [
-        unit for unit, members in units.items() if flattened_dtype(members, options) != stored_dtype(members, options)
-    ]
+    made_in = {unit: flattened_dtype(members, options) for unit, members in units.items()}
+    casts = [unit for unit, members in units.items() if made_in[unit] != stored_dtype(members, options)]
     # With use_orig_params the parameters reference the chunks that are cast until forward replaces them.
     until = mask_of("model", "optimizer", "input", "zero_grad_1") if options.use_orig_params else mask_of("model")
     for unit in in_order_of_end([*units]):
         if unit in units:
-            moved = () if is_loaded else tuple(_moved(units[unit], options))
+            own = [DTYPE_BYTES[made_in[unit]] * each.elements for each in units[unit]]
+            moved = [] if is_loaded else own
             made = sizes if unit == THE_ROOT and unit not in casts else ()
-            script = (*moved, *made, *_flattening(units[unit], options), *(-each for each in moved))
+            sent = _broadcast(own, sizes if unit == THE_ROOT else (), made_in[unit]) if broadcasts else ()
+            script = (*moved, *made, *sent, *_flattening(units[unit], options), *(-each for each in moved))
             mask = until if unit in casts else from_phase("model")
             yield InitialTensors(mask, (InitialTensor(0, several=script),), frees=unit)
     chunks = [DTYPE_BYTES[stored_dtype(units[unit], options)] * unit_of(units[unit], options).shard for unit in casts]
@@ -244,10 +249,21 @@ def _flattened(
     yield InitialTensors(from_phase("model"), tuple(map(InitialTensor, (*chunks, *standing))))
 
 
-def _moved(members: Sequence[LocalParameter], options: StateOptions) -> Iterator[int]:
-    """Yield the bytes of a unit's parameters."""
-    size = DTYPE_BYTES[flattened_dtype(members, options)]
-    return (each.elements * size for each in members)
+def _broadcast(own: Sequence[int], buffers: Sequence[int], dtype: str) -> Iterator[int]:
+    """Yield the requests that broadcast a unit's parameters and buffers from the first rank, in buckets of one dtype.
+
+    A bucket of one tensor is not copied. Source: torch 2.13 distributed/fsdp/_init_utils.py,
+    _sync_module_params_and_buffers; csrc/distributed/c10d/reducer.cpp, compute_bucket_assignment_by_size.
+    """
+    for sizes in ([*buffers, *own],) if dtype == "fp32" else (buffers, own):
+        bucket: list[int] = []
+        for position, size in enumerate(sizes, 1):
+            bucket.append(size)
+            if sum(bucket) >= BROADCAST_BYTES or position == len(sizes):
+                if len(bucket) > 1:
+                    yield sum(bucket)
+                    yield -sum(bucket)
+                bucket = []
 
 
 def _flattening(members: tuple[LocalParameter, ...], options: StateOptions) -> tuple[int, ...]:
