@@ -391,7 +391,8 @@ def _adapters_read(spec: Spec) -> Adapters | None:
     """Return the adapters, with the dtype that modules read.
 
     PEFT casts an adapter's input to the dtype of its weight (peft 0.21 tuners/lora/layer.py, Linear.forward). Where the
-    adapter is a unit of FSDP1, that is the dtype of its shard, since the unit is gathered afterwards.
+    adapter is a unit of FSDP1, that is the dtype of its shard, since the unit is gathered afterwards; without original
+    parameters only until the first gather, which is counted for all passes.
     """
     found, gathered = adapters_of(spec), spec.parallelism.fsdp.param_dtype
     if found is None or gathered is None:

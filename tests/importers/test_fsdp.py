@@ -73,7 +73,7 @@ def test_fsdp1_has_an_engine_and_runs_under_autocast(tmp_path: Path) -> None:
         ("", (), "the model as one unit"),
         ("  fsdp_auto_wrap_policy: SIZE_BASED_WRAP\n", (), "units by size"),
         (f"{LAYERS}  fsdp_offload_params: true\n", (), "parameters in host memory"),
-        (LAYERS, ("finetune=lora",), "adapters"),
+        (LAYERS, ("finetune=lora",), "adapters in units with frozen weights"),
     ],
 )
 def test_what_fsdp1_lacks_is_a_limit_that_holds_memory(
