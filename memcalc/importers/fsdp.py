@@ -119,7 +119,7 @@ def fsdp_version(draft: Draft) -> int:
     requested = settings.get("fsdp_version", settings.get("version", draft.given_fields.get("fsdp_version")))
     if str(requested) in ("1", "2"):
         return int(str(requested))
-    if draft.given(FRAMEWORK) == "accelerate":
+    if draft.given(FRAMEWORK) == "accelerate" or "kind" in draft.facts:  # distributed_type of Accelerate's files
         return 1
     guessed = "training.versions.transformers" not in draft.overridden
     if guessed and draft.given("training.qlora.quant_storage") == "uint8":
@@ -200,6 +200,8 @@ def _place_flat_parameters(draft: Draft) -> None:
     draft.default("parallelism.fsdp.use_orig_params", original)
     if _has_adapters(draft):  # trainer.py, _prepare_for_training: PEFT's policy
         draft.default("parallelism.fsdp.wrap", "layers-and-trained")
+        if draft.given("training.finetune") == "qlora":  # a unit of several dtypes is an error
+            draft.default("training.lora.base_dtype", "compute")
     if script and not draft.given("parallelism.fsdp.use_orig_params"):
         # A script builds its optimizer before accelerator.prepare flattens the parameters.
         what = "parameters that the optimizer references before FSDP1 flattens them"
