@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
 from math import prod
 
 from memcalc.layout.adapters import adapters_of
+from memcalc.layout.flat_parameters import module_in
 from memcalc.layout.local_parameters import LocalParameter, LocalParameters, stage_parameters
 from memcalc.layout.parameters import layer_prefixes
 from memcalc.layout.stages import Stage
@@ -218,10 +219,10 @@ def _flattened(
 ) -> Iterator[InitialTensors]:
     """Yield the chunks of flat parameters as FSDP1 makes them with a `device_id`.
 
-    The parameters of a unit move to the device, are concatenated, and the rank's chunk is cloned, the root's last, with
-    its buffers. Source: torch 2.13 distributed/fsdp/_init_utils.py, _init_param_handle_from_module; _flat_param.py,
-    flatten_tensors and shard. Chunks that train are cast from 16 bits to fp32 afterwards, the root's first (Accelerate
-    1.15 accelerator.py, prepare_model).
+    The parameters of a unit move to the device, those of outer modules first, and are concatenated; the rank's chunk is
+    cloned. The root is last, with its buffers. Source: torch 2.13 distributed/fsdp/_init_utils.py,
+    _init_param_handle_from_module and _move_module_to_device; _flat_param.py, flatten_tensors and shard. Chunks that
+    train are cast from 16 bits to fp32 afterwards, the root's first (Accelerate 1.15 accelerator.py, prepare_model).
 
     Args:
         units: the parameters of each unit.
@@ -235,10 +236,12 @@ def _flattened(
     casts = [unit for unit, members in units.items() if made_in[unit] != stored_dtype(members, options)]
     # With use_orig_params the parameters reference the chunks that are cast until forward replaces them.
     until = mask_of("model", "optimizer", "input", "zero_grad_1") if options.use_orig_params else mask_of("model")
+    adapted = {UnitKey(unit.place, unit.module.rpartition(".")[0]) for unit in units if ".lora_" in unit.module}
     for unit in in_order_of_end([*units]):
         if unit in units:
             own = [DTYPE_BYTES[made_in[unit]] * each.elements for each in units[unit]]
-            moved = [] if is_loaded else own
+            order = sorted(range(len(own)), key=lambda at: _depth(units[unit][at], unit.place, adapted))
+            moved = [] if is_loaded else [own[at] for at in order]
             made = sizes if unit == THE_ROOT and unit not in casts else ()
             sent = _broadcast(own, sizes if unit == THE_ROOT else (), made_in[unit]) if broadcasts else ()
             script = (*moved, *made, *sent, *_flattening(units[unit], options), *(-each for each in moved))
@@ -247,6 +250,12 @@ def _flattened(
     chunks = [DTYPE_BYTES[stored_dtype(units[unit], options)] * unit_of(units[unit], options).shard for unit in casts]
     standing = [] if THE_ROOT in units and THE_ROOT not in casts else sizes
     yield InitialTensors(from_phase("model"), tuple(map(InitialTensor, (*chunks, *standing))))
+
+
+def _depth(parameter: LocalParameter, place: int, adapted: Container[UnitKey]) -> int:
+    """Return the depth of a parameter's module in its layer: PEFT puts an adapted one inside another module."""
+    module = module_in(parameter)
+    return module.count(".") + (UnitKey(place, module) in adapted)
 
 
 def _broadcast(own: Sequence[int], buffers: Sequence[int], dtype: str) -> Iterator[int]:

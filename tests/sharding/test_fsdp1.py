@@ -132,21 +132,19 @@ def test_recorded_ranks(record: dict) -> None:  # type: ignore[type-arg]
         assert top == pytest.approx(record["phases"][phase], rel=1e-3), phase
 
 
-@pytest.mark.parametrize(
-    ("number", "off", "reserved_off"), [(0, 0, 0), (1, 278_528, 0), (2, 43_008, 0), (3, 522_240, 4 * 2**20)]
-)
-def test_recorded_ranks_with_adapters(number: int, off: int, reserved_off: int) -> None:
-    """Bytes by which phases are off at most.
+@pytest.mark.parametrize(("number", "off"), [(0, 0), (1, 278_528), (2, 43_008), (3, 512)])
+def test_recorded_ranks_with_adapters(number: int, off: int) -> None:
+    """Reserved memory is equal; `off` is the largest difference of allocated memory in any phase.
 
     Of the second, PyTorch gathers a layer's last adapter before the layer is recomputed, which happens here when its
-    backward begins. Of the last, with transformers' modules, the cause is open: it has too much from its first forward.
+    backward begins.
     """
     record = json.loads(WITH_ADAPTERS.read_text().splitlines()[number])
     found = simulate(memcalc.load(record["spec"] | {"hardware": {"gpu": "h100-80gb"}}))
 
     for phase, (top, _) in found.tops.items():
         assert top == pytest.approx(record["phases"][phase], abs=off), phase
-    assert found.reserved_bytes == pytest.approx(max(record["reserved"].values()), abs=reserved_off)
+    assert found.reserved_bytes == max(record["reserved"].values())
 
 
 def test_modules_that_train_are_units() -> None:
