@@ -191,6 +191,8 @@ def finish_trainer(
     elif draft.values.get("training.finetune") in ("lora", "qlora"):
         # Adapters are in fp32, regardless of the base.
         draft.default("training.recipe", policy or ("amp" if autocasts else "pure"))
+        if policy and draft.given("parallelism.engine") == "fsdp1":  # accelerator.py, prepare_model: upcast to fp32
+            draft.values["training.recipe"] = policy
         if autocasts and (low or weights_follow) and not _upcasts(draft):
             draft.default("training.lora.base_dtype", "compute")
     else:  # under a policy trained parameters are cast to fp32, regardless of their loaded dtype
@@ -199,7 +201,9 @@ def finish_trainer(
             draft.default("training.autocast", True)  # accelerator.py, prepare_model: regardless of the weights' dtype
     if low and autocasts and not policy:
         _weight_dtype(draft, weights)
-    if low and policy and draft.given("parallelism.engine") == "fsdp1":  # accelerator.py, prepare_model: upcast to fp32
+    adapted = draft.given("training.finetune") in ("lora", "qlora")
+    narrow = not adapted or draft.given("training.lora.adapter_dtype") == "compute"
+    if low and narrow and policy and draft.given("parallelism.engine") == "fsdp1":  # upcast to fp32
         draft.default("parallelism.fsdp.load_dtype", "fp16" if weights in ("float16", "fp16") else "bf16")
     place_copies(draft)
 

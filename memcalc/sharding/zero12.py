@@ -134,7 +134,7 @@ class ZeRO12(Engine):
             reduced: at stage 2 the last layer's are reduced first, at stage 1 the embedding's.
     """
 
-    hooks_gradients = True
+    hooks_gradients = frees_gradients = True
 
     def __init__(
         self, requests: Requests, ordered: Sequence[LocalParameter], options: StateOptions, rank: int | None = None

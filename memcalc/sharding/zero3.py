@@ -66,7 +66,7 @@ class ZeRO3(Engine):
         keeps_recomputed: whether frozen parameters of a recomputation stay until the module ends that began it.
     """
 
-    hooks_gradients = hooks_modules = True
+    hooks_gradients = hooks_modules = frees_gradients = True
     keeps_gradients = repeats = False
 
     def __init__(

@@ -36,15 +36,16 @@ def communication_buffers(spec: Spec, stage: Stage) -> list[RowDraft]:
     found = [*pipelining.received(spec, stage)] if pipelining.uses_pipelining(spec) else []
     if spec.parallelism.shards * spec.parallelism.data_parallel_replicate == 1:
         return found
+    parameters, options = without_companions(stage_parameters(spec, stage)), state_options(spec)
+    if options.engine == "fsdp1":
+        return [*found, *construction_rows(parameters, options, is_loaded_whole=spec.training.finetune == "qlora")]
     if shards_loaded_model(spec):
         found.append(unsharded_weights(spec, stage))
-    return [*found, *_buffers(without_companions(stage_parameters(spec, stage)), state_options(spec))]
+    return [*found, *_buffers(parameters, options)]
 
 
 @lru_cache(maxsize=1024)
 def _buffers(parameters: LocalParameters, options: StateOptions) -> tuple[RowDraft, ...]:
-    if options.engine == "fsdp1":
-        return tuple(construction_rows(parameters, options))
     if options.engine == "fsdp2":
         return ()
     if options.engine == "deepspeed" and options.zero_stage == 3:
