@@ -11,6 +11,7 @@ from memcalc.sharding.deepspeed import deepspeed_engine
 from memcalc.sharding.engine import ROOT, Engine
 from memcalc.sharding.fsdp1 import FSDP1
 from memcalc.sharding.fsdp2 import FSDP2
+from memcalc.sharding.megatron import MegatronDDP
 from memcalc.spec.recompute_plan import Segment
 from memcalc.spec.spec import Spec
 from memcalc.states.gradient_policy import gradient_policy
@@ -39,7 +40,9 @@ def engine_of(
         rank: the data-parallel rank; None: the one with the most memory.
     """
     options = state_options(spec)
-    if options.data_parallel == 1 or options.engine == "megatron":
+    if options.engine == "megatron":
+        return MegatronDDP(requests, ordered, options, rank or 0)
+    if options.data_parallel == 1:
         return Engine(requests)
     if options.engine == "deepspeed" and options.zero_stage:
         return deepspeed_engine(requests, ordered, units, spec, plan, rank)
