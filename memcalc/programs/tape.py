@@ -98,6 +98,8 @@ class Node:
     module: str = ""  # module of the parameters it reads, as in state_dict within its unit
     multiplies: bool = False  # whether it is a cuBLAS matmul
     written: int = -1  # what backward's first matmul writes; -1: the first storage that backward allocates
+    kernel: str = ""  # the function that torch.compile compiles for it; "": none
+    buffer: str = ""  # a persistent buffer that its first run allocates before it; "": none
 
     @property
     def allocated(self) -> tuple[int, ...]:
@@ -152,6 +154,8 @@ class Tape:
     arrives_summed: int | None = None  # the parameter gradient that this block completes (tied)
     segments: list[CheckpointSegment] = field(default_factory=list)
     stops_early: bool = True  # whether a recomputation ends with the last tensor that backward needs
+    # whether a recomputation runs a separate backward, with its result and the given gradient live until it returns
+    reentrant: bool = False
     arguments: list[Tensor] = field(default_factory=list)  # made for the block by its caller, by the first operators
     offloads: bool = False  # saved tensors are in host memory
     packed: list[int] = field(default_factory=list)  # tensors in host memory, by the storages they are copied back to
@@ -276,11 +280,13 @@ class Tape:
             activity,
             position,
             node.module,
-            node.outputs[0].storage if node.outputs else -1,
+            node.allocated[0] if node.allocated else -1,
             node.multiplies,
             node.written,
             in_head=self.head is not None and position >= self.head,
             in_loss=0 < self.boundary <= position,
+            kernel=node.kernel,
+            buffer=node.buffer,
         )
 
     def end_forward(self) -> None:

@@ -11,10 +11,12 @@ from memcalc.sharding.deepspeed import deepspeed_engine
 from memcalc.sharding.engine import ROOT, Engine
 from memcalc.sharding.fsdp1 import FSDP1
 from memcalc.sharding.fsdp2 import FSDP2
-from memcalc.sharding.megatron import MegatronDDP
+from memcalc.sharding.megatron import MegatronBuffers, MegatronDDP
+from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.spec.recompute_plan import Segment
 from memcalc.spec.spec import Spec
 from memcalc.states.gradient_policy import gradient_policy
+from memcalc.states.megatron_buffers import rotary_table, score_buffer
 from memcalc.states.state_options import StateOptions, state_options
 from memcalc.stream.requests import Requests
 
@@ -41,7 +43,7 @@ def engine_of(
     """
     options = state_options(spec)
     if options.engine == "megatron":
-        return MegatronDDP(requests, ordered, options, rank or 0)
+        return MegatronDDP(requests, ordered, options, _megatron_buffers(spec), rank or 0)
     if options.data_parallel == 1:
         return Engine(requests)
     if options.engine == "deepspeed" and options.zero_stage:
@@ -53,6 +55,16 @@ def engine_of(
     # Frameworks accumulate gradients under no_sync; memcalc's own step does not (step/loop.py).
     framework = spec.training.framework
     return DDP(requests, ordered, options, reduces_each=framework is None, stream=int(framework == "lightning"))
+
+
+def _megatron_buffers(spec: Spec) -> MegatronBuffers:
+    """Return the sizes of the buffers of Megatron-Core's modules."""
+    gpu = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
+    return MegatronBuffers(
+        scores=score_buffer(spec).each,
+        angles=rotary_table(spec).each if spec.model.position_embedding == "rope" else 0,
+        l2_cache=(gpu.l2_bytes if gpu is not None else None) or 0,
+    )
 
 
 def ranks_to_replay(spec: Spec) -> tuple[int | None, ...]:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from memcalc.layout.local_parameters import LocalParameter, LocalParameters
 from memcalc.ledger.component import Component
-from memcalc.sharding.engine import Engine
+from memcalc.sharding.engine import Engine, KernelPass
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.states.megatron_grad_buffer import buffer_elements, rank_parts
 from memcalc.states.state_options import StateOptions
@@ -44,6 +44,20 @@ class MainParameter(NamedTuple):
         return not (self.parameter.tensor == "bias" or len(self.parameter.shape) == 1)
 
 
+class MegatronBuffers(NamedTuple):
+    """Sizes of buffers that modules allocate when they first run. Bytes; 0: there is none.
+
+    Args:
+        scores: an input of query-key matmuls that is never read.
+        angles: the RoPE angles of all positions.
+        l2_cache: the GPU's L2 cache.
+    """
+
+    scores: int
+    angles: int
+    l2_cache: int
+
+
 class MegatronDDP(Engine):
     """One rank of Megatron-Core's DistributedDataParallel with its optimizer.
 
@@ -51,13 +65,23 @@ class MegatronDDP(Engine):
         requests: the list of requests to record to.
         ordered: all parameters, in registration order.
         options: state options of the run.
+        buffers: sizes of the modules' buffers.
         rank: the data-parallel rank.
     """
 
+    hooks_first_runs = True
+
     def __init__(
-        self, requests: Requests, ordered: Sequence[LocalParameter], options: StateOptions, rank: int = 0
+        self,
+        requests: Requests,
+        ordered: Sequence[LocalParameter],
+        options: StateOptions,
+        buffers: MegatronBuffers,
+        rank: int = 0,
     ) -> None:
         super().__init__(requests)
+        self.buffers = buffers
+        self.used: set[str] = set()  # the buffers that exist, and the kernels that are compiled
         self.options = options
         self.distributed = options.zero_stage > 0  # the distributed optimizer
         self.trained = tuple(parameter for parameter in ordered if parameter.trains)
@@ -105,6 +129,38 @@ class MegatronDDP(Engine):
         _, options = groups[0]
         own = options._replace(zero_stage=0, data_parallel=1, clips=False)
         return [(LocalParameters(map(_flat, group)), own) for group in self.groups]
+
+    def before_forward(self, unit: int) -> None:
+        """Compute the RoPE angles before the first layer (core/models/common/embeddings/rotary_pos_embedding.py).
+
+        The frequencies of each position, then those of both halves of the features.
+        """
+        if unit < 0 or not self.buffers.angles or not self._is_first("angles"):
+            return
+        half = self.requests.take_once(self.buffers.angles // 2, Component.TEMPORARIES)
+        self.requests.take_once(self.buffers.angles, Component.WEIGHTS)
+        self.requests.drop((half,))
+
+    def first_buffer(self, name: str) -> None:
+        """Allocate a global buffer, which is never freed (core/utils.py, GlobalMemoryBuffer)."""
+        if self._is_first(name):
+            self.requests.take_once(self.buffers.scores, Component.TEMPORARIES)
+
+    def first_kernel(self, name: str, passing: KernelPass, result: int) -> None:
+        """Choose a compiled kernel's launch configuration, which clears the L2 cache between trials with a buffer.
+
+        Source: core/jit.py, jit_fuser; torch 2.13 torch/_inductor/runtime/benchmarking.py, benchmark_gpu;
+        triton_heuristics.py, benchmark_all_configs. A forward that needs no mask of its dropout overwrites a tensor,
+        which each trial copies.
+        """
+        del result
+        if self._is_first(f"{name} {passing}"):
+            self.requests.drop((self.requests.take_once(self.buffers.l2_cache, Component.TEMPORARIES),))
+
+    def _is_first(self, name: str) -> bool:
+        new = name not in self.used
+        self.used.add(name)
+        return new
 
     def prepare(self) -> None:
         """Free the fp32 gradients of the step before. Source: core/optimizer/optimizer.py, zero_grad(set_to_none)."""
