@@ -220,17 +220,28 @@ class LocalLayer(MegatronLayer):
         if c.grouped:
             each = ("b", "s", heads, "d_h")
             k, v = ops.copy(k, "k for each head", each), ops.copy(v, "v for each head", each)
+        q, k = self.leaf(q, "q"), self.leaf(k, "k")
         scores = ops.biased_matmul(Tensor(-1, ("1",), c.compute), q, k, "scores", ("b", heads, "s", "s"))
         self.tape.nodes[-1].buffer = SCORES
-        masked = ops.masked_view(scores, ops.causal_mask(), "masked scores")
-        probabilities = ops.softmax(masked, "attention probabilities")
+        mask = ops.causal_mask()
+        probabilities = ops.softmax(ops.masked_view(scores, mask, "masked scores"), "attention probabilities")
+        self.tape.still_referenced(mask)
         dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention_dropout)
+        v = self.leaf(v, "v")
         context = ops.matmul(dropped, v, "attention output by head", q.shape)
         core = ops.copy(context, "attention output")
         self.tape.still_referenced(*entered, k, v, scores, dropped)
         if "core_attn" in c.recomputed_modules:
             self.tape.recompute(core, entered)
         return core
+
+    def leaf(self, x: Tensor, name: str) -> Tensor:
+        """An input of recomputed attention: a leaf, with a gradient that autograd copies into the leaf's strides.
+
+        torch 2.13 torch/csrc/autograd/functions/accumulate_grad.h, accumulateGrad: matmuls by head produce it.
+        """
+        is_leaf = "core_attn" in self.c.recomputed_modules and not self.c.grouped
+        return self.ops.restrided_view(x, name) if is_leaf else x
 
     def dense(self, x: Tensor, prefix: str, width: str) -> Tensor:
         """linear_fc1 (gate and up in one), its bias with the activation, linear_fc2 without its bias."""
@@ -244,17 +255,37 @@ class LocalLayer(MegatronLayer):
 
 
 def _embedding(c: BlockStructure) -> tuple[Tape, Tensor]:
-    """LanguageModelEmbedding: rows of the rank's part of the vocabulary, summed across ranks."""
+    """LanguageModelEmbedding: rows of the rank's part of the vocabulary, summed across ranks.
+
+    Several sequences are copied, so that the sequence's axis is the first; their gradients are copied back. The two
+    embeddings are live until the module returns (core/models/common/embeddings/language_model_embedding.py).
+    """
     tape = Tape()
     ops = _operators(c, tape)
+    copies = c.batched and not c.sequence_sharded
     vocabulary = "V/t" if c.split else "V"
-    x = ops.embedding("embed_tokens", (vocabulary, "d"), ("b", "s"), tied=c.tied, view=ops.fuses_weight_gradients)
+    words = ops.embedding(
+        "embed_tokens",
+        (vocabulary, "d"),
+        ("b", "s"),
+        tied=c.tied,
+        view=ops.fuses_weight_gradients,
+        copies_gradient=copies,
+    )
+    if c.split and not c.sequence_sharded:
+        words = ops.zeroed_rows(words, "embedding of the rank's rows")
+    x, given = words, [words]
     if c.position == "learned":
-        positions = ops.embedding("embed_positions", (c.position_table, "d"), ("s",))
-        x = ops.broadcast_add(x, positions, "embedding sum")
+        positions = ops.embedding("embed_positions", (c.position_table, "d"), ("b", "s"), copies_gradient=copies)
+        given.append(positions)
+        x = ops.add(x, positions, "embedding sum")
     if c.sequence_sharded:
         x = ops.scattered_sequence(x, "embedding of the rank's tokens", ("b", "s/t", "d"))
-    return tape, ops.dropout(x, "embedding dropout", c.residual_dropout)
+    elif copies:
+        x = ops.copy(x, "embedding, sequence first")
+    x = ops.dropout(x, "embedding dropout", c.residual_dropout)
+    tape.still_referenced(*given)
+    return tape, x
 
 
 def _head(c: BlockStructure) -> tuple[Tape, None]:

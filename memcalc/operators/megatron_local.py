@@ -70,7 +70,7 @@ class MegatronLocal(TransformerEngine):
             (NEW if rate else SAME, SAME),
             also_allocates=mask,
             allocated_first=mask,
-            kernel="bias and dropout",
+            kernel=f"{'biased ' if bias else ''}{'dropout' if rate else 'sum'}",
             python_function=True,
         )
         if bias:
@@ -108,6 +108,16 @@ class MegatronLocal(TransformerEngine):
             Node(name, (x, mask), (view,), (mask.storage,), (NEW, None), backward_temporaries=clones)
         )
         self.tape.record(Node(f"{name} by head", (view,), (y,), (), (NEW,)))
+        return y
+
+    def zeroed_rows(self, x: Tensor, name: str) -> Tensor:
+        """x[mask] = 0 in place, for tokens outside the rank's vocabulary; saves the mask. Backward copies the gradient.
+
+        Source: core/tensor_parallel/layers.py, VocabParallelEmbedding.
+        """
+        mask = self.tape.store(f"{name}: mask", x.shape[:-1], "bool", f"{LOCAL}tensor_parallel/layers.py")
+        y = Tensor(x.storage, x.shape, x.dtype)
+        self.tape.record(Node(name, (x,), (y,), (mask,), (NEW,), also_allocates=(mask,)))
         return y
 
     def after_rotation(self, x: Tensor, rotated: Tensor, empty: Tensor, name: str) -> Tensor:
