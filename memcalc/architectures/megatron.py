@@ -155,13 +155,16 @@ class LocalLayer(MegatronLayer):
         c, ops = self.c, self.ops
         self.tape.stops_early, self.tape.reentrant = False, True
         x = self.tape.input("layer input", ("b", self.stream, "d"), c.compute, SOURCE)
-        attended = self.attention(norm(ops, c, x, "input_norm"))
-        x = self.added(attended, x, "attention", "attention.o_proj", bias=c.output_bias)
+        normed = norm(ops, c, x, "input_norm")
+        x = self.added(self.attention(normed), x, "attention", "attention.o_proj", bias=c.output_bias)
+        self.tape.still_referenced(normed)
         normed = norm(ops, c, x, "post_attention_norm")
         fed = self.mlp(normed)
         if "mlp" in c.recomputed_modules and not self.experts:
             self.tape.recompute(fed, (normed,))
-        return self.tape, self.added(fed, x, "mlp", "mlp.down_proj", bias=c.mlp_bias and not self.experts)
+        fed = self.added(fed, x, "mlp", "mlp.down_proj", bias=c.mlp_bias and not self.experts)
+        self.tape.still_referenced(normed)
+        return self.tape, fed
 
     def added(self, x: Tensor, residual: Tensor, name: str, module: str, *, bias: bool) -> Tensor:
         """The residual stream plus a module's output with its bias and dropout."""

@@ -162,7 +162,9 @@ class Backward:
         """
         nodes = self.tape.nodes[segment.start : segment.stop]
         # live until the segment's autocast region ends
+        results = nodes[-1].outputs if self.tape.reentrant else ()
         lasting = {index for node in nodes for index in node.saved} | self.tape.region
+        lasting |= {tensor.storage for tensor in results}
         early = self.tape.stops_early
         last = max((p for p, node in enumerate(nodes) if node.unpacks), default=-1) if early else len(nodes) - 1
         uses: dict[int, int] = {}
@@ -186,8 +188,7 @@ class Backward:
                     alive.discard(index)
         for node in nodes:
             self.reference_all(self.current(index) for index in node.saved)
-        if self.tape.reentrant:
-            results = nodes[-1].outputs
+        if results:
             given = [self.pending[tensor].storage for tensor in results if tensor in self.pending]
             self.arguments[segment] = [*(self.current(tensor.storage) for tensor in results), *given]
             self.reference_all(self.arguments[segment])

@@ -155,7 +155,7 @@ class MegatronDDP(Engine):
         """
         if name.startswith("biased") and passing != "backward":
             return  # a single configuration
-        if name == "sum":
+        if name != "dropout" and passing == "forward alone":
             passing = "forward"  # without dropout both forward passes call one kernel
         if self._is_first(f"{name} {passing}"):
             take, drop = self.requests.take_once, self.requests.drop

@@ -58,7 +58,7 @@ def buffer_elements(ordered: Sequence[LocalParameter], ranks: int, *, pads: bool
 
 
 def rank_parts(ordered: Sequence[LocalParameter], ranks: int, rank: int) -> list[tuple[LocalParameter, int]]:
-    """Return the parameters in one rank's slice of a buffer, in registration order, each with its elements there.
+    """Return the parameters in one rank's slice of a buffer, in the buffer's order, each with its elements there.
 
     Args:
         ordered: all parameters, in registration order.
@@ -69,7 +69,7 @@ def rank_parts(ordered: Sequence[LocalParameter], ranks: int, rank: int) -> list
     share = _share(spans[-1][1], ranks)
     begin, stop = rank * share, (rank + 1) * share
     parts = [min(end, stop) - max(start, begin) for start, end in spans]
-    return [(held, part) for held, part in zip(ordered, reversed(parts), strict=True) if part > 0]
+    return [(held, part) for held, part in zip(reversed(ordered), parts, strict=True) if part > 0]
 
 
 def _share(end: int, ranks: int) -> int:
