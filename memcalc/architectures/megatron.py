@@ -150,6 +150,8 @@ class LocalLayer(MegatronLayer):
     5·b·h·s² bytes of scores that Korthikanti et al. (arXiv 2205.05198), section 4.1, publish, and the causal mask.
     """
 
+    qkv: tuple[Tensor, ...] = ()  # variables of attention's forward
+
     def layer(self) -> tuple[Tape, Tensor]:
         """Return the tape of a layer, and its output. Checkpoints are of core/tensor_parallel/random.py."""
         c, ops = self.c, self.ops
@@ -189,9 +191,10 @@ class LocalLayer(MegatronLayer):
             q, k = norm(ops, c, q, "attention.q_norm", "d_h"), norm(ops, c, k, "attention.k_norm", "d_h")
         elif c.grouped:
             q = ops.copy(q, "q")  # query.reshape: query heads alternate with those of keys and values
+        self.qkv = (q, k, v)
         if c.position == "rope":
             q, k = self.rotated(q, "q"), self.rotated(k, "k")
-        self.qkv = (q, k, v)
+            self.qkv += (q, k)
         return self.attended(q, k, v)
 
     def rotated(self, x: Tensor, name: str) -> Tensor:

@@ -70,6 +70,7 @@ class MegatronLocal(TransformerEngine):
             (NEW if rate else SAME, SAME),
             also_allocates=mask,
             allocated_first=mask,
+            for_graph=mask,
             kernel=f"{'biased ' if bias else ''}{'dropout' if rate else 'sum'}",
             python_function=True,
         )

@@ -82,6 +82,7 @@ class Node:
     parameters_first: bool = False  # whether backward produces parameter gradients before input gradients
     also_allocates: tuple[int, ...] = ()
     allocated_first: tuple[int, ...] = ()  # those of `also_allocates` that come before the outputs
+    for_graph: tuple[int, ...] = ()  # those of `also_allocates` that a forward without gradients does not allocate
     referenced_by_caller: tuple[int, ...] = ()  # not read here, but referenced by the calling Python code
     # saved for backward by an operator without a gradient, until nothing references its result after this operator; a
     # checkpoint does not save them (torch/utils/checkpoint.py, _checkpoint_hook)
@@ -105,6 +106,11 @@ class Node:
     def allocated(self) -> tuple[int, ...]:
         """The storages that forward allocates, in order."""
         return tuple(dict.fromkeys((*self.allocated_first, *(y.storage for y in self.outputs), *self.also_allocates)))
+
+    @property
+    def allocated_alone(self) -> tuple[int, ...]:
+        """The storages that a forward without gradients allocates, in order."""
+        return tuple(index for index in self.allocated if index not in self.for_graph)
 
     @property
     def unpacks(self) -> bool:
@@ -216,6 +222,7 @@ class Tape:
         self.leaves.clear()
         for node in self.nodes:
             node.saved, node.keeps_weight, node.variables, node.tables = (), False, None, ()
+            node.also_allocates = tuple(index for index in node.also_allocates if index not in node.for_graph)
 
     def still_referenced(self, *tensors: Tensor) -> None:
         """Keep tensors live until here because a Python variable still references them."""
@@ -275,12 +282,13 @@ class Tape:
     def operator(self, position: int, activity: Activity = Activity.RUN) -> BlockOperator:
         """Return the operator at a position of the tape, as recorded in events."""
         node = self.nodes[position]
+        results = node.allocated if node.multiplies else tuple(tensor.storage for tensor in node.outputs)
         return BlockOperator(
             node.name,
             activity,
             position,
             node.module,
-            node.allocated[0] if node.allocated else -1,
+            results[0] if results else -1,
             node.multiplies,
             node.written,
             in_head=self.head is not None and position >= self.head,

@@ -21,6 +21,7 @@ from memcalc.programs.sized_program import run_sizer
 from memcalc.sharding.deepspeed import lacks
 from memcalc.sharding.engine import Engine, by_unit
 from memcalc.sharding.engines import arriving_gradients, engine_of, gradient_names
+from memcalc.sharding.megatron import lacks as megatron_lacks
 from memcalc.sharding.schedules import lacks as pipeline_lacks
 from memcalc.simulation.backward_updates import UpdatesInBackward
 from memcalc.simulation.batch_lengths import with_length
@@ -368,7 +369,7 @@ def unsupported_reason(spec: Spec) -> str:
     options = state_options(spec)
     reasons = {
         "a vision tower that trains": tower_trains(spec.model, spec.training),
-        "Megatron's buffers": options.engine == "megatron",
+        **dict.fromkeys(megatron_lacks(spec) if options.engine == "megatron" else (), True),
         "DeepSpeed's offload to the host": options.engine == "deepspeed" and spec.parallelism.offload != "none",
         f"optimizer {options.update.optimizer}": options.update.optimizer in NOT_COMPARED,
         f"optimizer {options.update.optimizer} on several GPUs": options.update.optimizer in COMPARED_ALONE
@@ -381,6 +382,8 @@ def unsupported_reason(spec: Spec) -> str:
 def _reasons_of_ranks(spec: Spec, options: StateOptions) -> dict[str, bool]:
     """Return the properties of a multi-rank run that prevent its replay."""
     parallelism, training = spec.parallelism, spec.training
+    if options.engine == "megatron":
+        return {}  # see `megatron_lacks`
     alone = options.data_parallel == 1
     if parallelism.ranks == 1:
         return {"a sharding engine on one rank": parallelism.zero_stage > 0}
