@@ -159,13 +159,15 @@ class LocalLayer(MegatronLayer):
         x = self.tape.input("layer input", ("b", self.stream, "d"), c.compute, SOURCE)
         normed = norm(ops, c, x, "input_norm")
         x = self.added(self.attention(normed), x, "attention", "attention.o_proj", bias=c.output_bias)
+        masks = self.tape.nodes[-1].saved
         self.tape.still_referenced(normed)
         normed = norm(ops, c, x, "post_attention_norm")
         fed = self.mlp(normed)
         if "mlp" in c.recomputed_modules and not self.experts:
             self.tape.recompute(fed, (normed,))
         fed = self.added(fed, x, "mlp", "mlp.down_proj", bias=c.mlp_bias and not self.experts)
-        self.tape.still_referenced(normed)
+        masks += self.tape.nodes[-1].saved
+        self.tape.still_referenced(normed, *map(self.tape.full_tensor, masks))
         return self.tape, fed
 
     def added(self, x: Tensor, residual: Tensor, name: str, module: str, *, bias: bool) -> Tensor:
@@ -217,7 +219,9 @@ class LocalLayer(MegatronLayer):
         ops, shape = self.ops, ("s", "d_h")
         computed = ops.table(f"{each} of {name} in fp32", shape, "fp32")
         scaled = ops.table(f"scaled {each} of {name}", shape, "fp32", of=(computed,))
-        return scaled if self.c.compute == "fp32" else ops.table(f"{each} of {name}", shape, self.c.compute, of=(scaled,))
+        return (
+            scaled if self.c.compute == "fp32" else ops.table(f"{each} of {name}", shape, self.c.compute, of=(scaled,))
+        )
 
     def attended(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """DotProductAttention: saves softmax(scores) and its dropout; the scores are live until it returns."""
@@ -226,14 +230,14 @@ class LocalLayer(MegatronLayer):
         if c.grouped:
             each = ("b", "s", heads, "d_h")
             k, v = ops.copy(k, "k for each head", each), ops.copy(v, "v for each head", each)
-        q, k = self.leaf(q, "q"), self.leaf(k, "k")
-        scores = ops.biased_matmul(Tensor(-1, ("1",), c.compute), q, k, "scores", ("b", heads, "s", "s"))
+        q, by_head = self.leaf(q, "q"), k if c.grouped else self.leaf(k, "k")
+        scores = ops.biased_matmul(Tensor(-1, ("1",), c.compute), q, by_head, "scores", ("b", heads, "s", "s"))
         self.tape.nodes[-1].buffer = SCORES
         mask = ops.causal_mask()
         probabilities = ops.softmax(ops.masked_view(scores, mask, "masked scores"), "attention probabilities")
         self.tape.still_referenced(mask)
         dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention_dropout)
-        v = self.leaf(v, "v")
+        v = v if c.grouped else self.leaf(v, "v")  # the gradients of repeated heads are sums in the leaf's strides
         context = ops.matmul(dropped, v, "attention output by head", q.shape)
         core = ops.copy(context, "attention output")
         self.tape.still_referenced(*entered, k, v, scores, dropped)
@@ -246,8 +250,7 @@ class LocalLayer(MegatronLayer):
 
         torch 2.13 torch/csrc/autograd/functions/accumulate_grad.h, accumulateGrad: matmuls by head produce it.
         """
-        is_leaf = "core_attn" in self.c.recomputed_modules and not self.c.grouped
-        return self.ops.restrided_view(x, name) if is_leaf else x
+        return self.ops.restrided_view(x, name) if "core_attn" in self.c.recomputed_modules else x
 
     def dense(self, x: Tensor, prefix: str, width: str) -> Tensor:
         """linear_fc1 (gate and up in one), its bias with the activation, linear_fc2 without its bias."""

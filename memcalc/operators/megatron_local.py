@@ -1,6 +1,6 @@
 """Megatron-Core's own modules: linear layers, functions that torch.compile fuses, and masked attention scores.
 
-Source: Megatron-LM core_v0.16.1 core/tensor_parallel/layers.py, core/fusions/, core/transformer/dot_product_attention.py.
+Source: Megatron-LM core_v0.16.1 core/tensor_parallel/layers.py, core/fusions/, core/transformer/.
 """
 
 from __future__ import annotations
@@ -53,10 +53,13 @@ class MegatronLocal(TransformerEngine):
         self.tape.record(node)
         return y
 
-    def bias_dropout_add(self, x: Tensor, residual: Tensor, name: str, rate: float, module: str, *, bias: bool) -> Tensor:
+    def bias_dropout_add(
+        self, x: Tensor, residual: Tensor, name: str, rate: float, module: str, *, bias: bool
+    ) -> Tensor:
         """residual + dropout(x + bias of `module`) in one compiled kernel; saves the dropout's mask.
 
-        The kernel of backward sums the bias's gradient over blocks of BIAS_ROWS tokens, then over the blocks
+        Given a bias, which requires a gradient, forward makes the mask also where no graph is recorded, and it is live
+        until the layer returns. The kernel of backward sums the bias's gradient over blocks of BIAS_ROWS tokens, then over the blocks
         (core/fusions/fused_bias_dropout.py).
         """
         citation = f"{LOCAL}fusions/fused_bias_dropout.py"
@@ -70,7 +73,7 @@ class MegatronLocal(TransformerEngine):
             (NEW if rate else SAME, SAME),
             also_allocates=mask,
             allocated_first=mask,
-            for_graph=mask,
+            for_graph=() if bias else mask,
             kernel=f"{'biased ' if bias else ''}{'dropout' if rate else 'sum'}",
             python_function=True,
         )
@@ -105,9 +108,7 @@ class MegatronLocal(TransformerEngine):
         y = Tensor(x.storage, x.shape, x.dtype)
         names = ("clone of the gradient", "masked clone")
         clones = tuple(self.tape.store(f"{name}: {each}", x.shape, x.dtype, DERIVATIVES) for each in names)
-        self.tape.record(
-            Node(name, (x, mask), (view,), (mask.storage,), (NEW, None), backward_temporaries=clones)
-        )
+        self.tape.record(Node(name, (x, mask), (view,), (mask.storage,), (NEW, None), backward_temporaries=clones))
         self.tape.record(Node(f"{name} by head", (view,), (y,), (), (NEW,)))
         return y
 

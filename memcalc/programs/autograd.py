@@ -130,7 +130,7 @@ class Backward:
                 recomputed.add(segment)
             self.ends_checkpoint = segment if segment is not None and position == first_saver[segment] else None
             self.operator = self.tape.operator(position)
-            self.step(node, takes=self.recomputes or segment is not None)
+            self.step(node, takes=self.recomputes or (segment is not None and not self.tape.reentrant))
             if self.ends_checkpoint is not None:  # no gradient has reached it, or its separate backward returns now
                 self.end_checkpoint()
         if self.tape.arrives_summed is not None:

@@ -70,17 +70,19 @@ def _megatron_buffers(spec: Spec) -> MegatronBuffers:
 def ranks_to_replay(spec: Spec) -> tuple[int | None, ...]:
     """Return the data-parallel ranks that are replayed for a verdict, first the one with the most memory (None).
 
-    All ranks have the same requests, except under DeepSpeed's stage 2: all gradients of a rank are allocated when the
-    first of them is reduced. Then the last rank allocates most, but others may reserve up to 17 % more, because their
-    gradients are allocated later, when free blocks are smaller. Of many ranks, SAMPLED_RANKS evenly spaced ones and the
-    last are replayed.
+    All ranks have the same requests, except in two cases. Under DeepSpeed's stage 2 all gradients of a rank are
+    allocated when the first of them is reduced: the last rank allocates most, but others may reserve up to 17 % more,
+    because their gradients are allocated later, when free blocks are smaller. Under Megatron-Core's distributed
+    optimizer each rank updates other parts of parameters. Of many ranks, SAMPLED_RANKS evenly spaced ones and the last
+    are replayed.
     """
     options = state_options(spec)
     ranks = options.data_parallel
-    if options.engine != "deepspeed" or options.zero_stage != 2 or ranks == 1:
+    of_deepspeed = options.engine == "deepspeed" and options.zero_stage == 2
+    if ranks == 1 or not (of_deepspeed or (options.engine == "megatron" and options.zero_stage)):
         return (None,)
     sampled = {place * ranks // SAMPLED_RANKS for place in range(SAMPLED_RANKS)}
-    return (None, *sorted(sampled - {ranks - 1}))
+    return (None, *sorted((sampled | {ranks - 1}) - {ranks - 1 if of_deepspeed else 0}))
 
 
 def takes_gradients_over(options: StateOptions) -> bool:

@@ -18,6 +18,7 @@ from memcalc.layout.local_parameters import LocalParameter, LocalParameters
 from memcalc.ledger.component import Component
 from memcalc.sharding.engine import Engine, KernelPass
 from memcalc.spec.recipes import DTYPE_BYTES
+from memcalc.spec.recompute_plan import Segment
 from memcalc.spec.spec import Spec
 from memcalc.states.megatron_grad_buffer import buffer_elements, rank_parts
 from memcalc.states.state_options import StateOptions
@@ -28,18 +29,25 @@ BUFFER_STREAM = 1  # the CUDA stream on which the wrapper is constructed
 FLOAT = DTYPE_BYTES["fp32"]
 
 
-def lacks(spec: Spec) -> Iterator[str]:
-    """Yield the properties of a run of Megatron-Core that prevent its replay: they are in no recorded run."""
-    training, parallelism, model = spec.training, spec.parallelism, spec.model
+def lacks(spec: Spec, plan: Segment) -> Iterator[str]:
+    """Yield the properties of a run of Megatron-Core that prevent its replay: no recorded run has them.
+
+    Args:
+        spec: the run.
+        plan: its recomputation plan.
+    """
+    training, parallelism = spec.training, spec.parallelism
     found = {
+        "Megatron-LM's buffers around other modules": training.implementation != "megatron",
         "Transformer Engine's modules": training.transformer_engine,
         "Megatron-Core's pipelines": parallelism.pipeline_parallel > 1,
         "context parallelism": parallelism.context_parallel > 1,
         "expert parallelism": parallelism.expert_parallel > 1,
         "Megatron-Core's sequence parallelism": parallelism.sequence_parallel and parallelism.tensor_parallel > 1,
-        "Megatron-Core's mixture of experts": model.moe is not None,
-        "Megatron-Core's multi-head latent attention": model.mla is not None,
         f"optimizer {training.optimizer} of Megatron-Core": training.optimizer not in ("adam", "adamw"),
+        "a checkpoint of several layers of Megatron-Core": not all(
+            isinstance(item, int) or len(item) == 1 for item in plan
+        ),
         "an offloaded optimizer of Megatron-Core": parallelism.offload != "none",
     }
     return (name for name, is_so in found.items() if is_so)

@@ -369,7 +369,7 @@ def unsupported_reason(spec: Spec) -> str:
     options = state_options(spec)
     reasons = {
         "a vision tower that trains": tower_trains(spec.model, spec.training),
-        **dict.fromkeys(megatron_lacks(spec) if options.engine == "megatron" else (), True),
+        **dict.fromkeys(megatron_lacks(spec, plan_of(spec)) if options.engine == "megatron" else (), True),
         "DeepSpeed's offload to the host": options.engine == "deepspeed" and spec.parallelism.offload != "none",
         f"optimizer {options.update.optimizer}": options.update.optimizer in NOT_COMPARED,
         f"optimizer {options.update.optimizer} on several GPUs": options.update.optimizer in COMPARED_ALONE

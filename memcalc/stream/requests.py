@@ -253,9 +253,7 @@ class Requests:
         script, made = self._script[begin:], [*range(first, len(self._owners))]
         if not self.once.isdisjoint(made):
             numbers = iter(made)
-            script = [
-                change for change in script if (~change if change < 0 else next(numbers)) not in self.once
-            ]
+            script = [change for change in script if (~change if change < 0 else next(numbers)) not in self.once]
             made = [number for number in made if number not in self.once]
         parts = {number: parts for number, parts in self._parts.items() if number >= first and number not in self.once}
         return RecordedRequests(script, made, [self._owners[number] for number in made], parts)

@@ -1,4 +1,4 @@
-"""Order in which the modules of transformers, torchtitan and Megatron-Core register parameters (`model.parameters()`)."""
+"""Order in which modules of transformers, torchtitan and Megatron-Core register parameters (`model.parameters()`)."""
 
 from __future__ import annotations
 
