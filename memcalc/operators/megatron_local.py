@@ -59,8 +59,8 @@ class MegatronLocal(TransformerEngine):
         """residual + dropout(x + bias of `module`) in one compiled kernel; saves the dropout's mask.
 
         Given a bias, which requires a gradient, forward makes the mask also where no graph is recorded, and it is live
-        until the layer returns. The kernel of backward sums the bias's gradient over blocks of BIAS_ROWS tokens, then over the blocks
-        (core/fusions/fused_bias_dropout.py).
+        until the layer returns. The kernel of backward sums the bias's gradient over blocks of BIAS_ROWS tokens, then
+        over the blocks (core/fusions/fused_bias_dropout.py).
         """
         citation = f"{LOCAL}fusions/fused_bias_dropout.py"
         y = self.tape.new(name, residual.shape, residual.dtype, citation)
