@@ -213,7 +213,11 @@ class MegatronDDP(Engine):
         self._norm()
 
     def _norm(self) -> None:
-        """Compute the norm of all gradients, one at a time. Source: core/utils.py, local_multi_tensor_l2_norm."""
+        """Compute the norm of all gradients, one at a time. Source: core/utils.py, local_multi_tensor_l2_norm.
+
+        Where it is above the limit, each gradient is scaled in a temporary tensor, which is not counted: it is freed
+        before the optimizer allocates more.
+        """
         take = self.requests.take
         norms = [take(FLOAT, 0, Component.TEMPORARIES)]  # dummy_overflow_buf
         for main in self._main_parameters():

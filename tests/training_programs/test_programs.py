@@ -114,7 +114,7 @@ BARS = {
     "accelerate-fsdp2": (1.6, 0.2),
     "trainer-5-fsdp": (2.5, 0.8),
     "torchtune": (0.2, 1.3),
-    "megatron": (0.1, 0.6),
+    "megatron": (0.1, 0.1),
     "trainer-5-deepspeed": (0.6, 0.1),
     "trainer-5-zero": (0.2, 0.1),
     "trl-sft-zero": (0.2, 0.1),
