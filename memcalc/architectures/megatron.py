@@ -15,6 +15,7 @@ from memcalc.operators import Operators
 from memcalc.programs.tape import Shape, Tape, Tensor
 
 SOURCE = "Megatron-LM core_r0.14 core/transformer/transformer_layer.py"
+SCORES = "matmul_input_buffer"  # an input of query-key matmuls that is never read (DotProductAttention)
 
 
 def write(c: BlockStructure, part: str) -> tuple[Tape, Tensor | None]:
@@ -41,10 +42,12 @@ def _operators(c: BlockStructure, tape: Tape) -> Operators:
 def norm(
     ops: Operators, c: BlockStructure, x: Tensor, module: str, width: str = "d", out: Shape | None = None
 ) -> Tensor:
-    """The model's norm, in one kernel."""
+    """The model's norm, in one kernel: of Transformer Engine, or PyTorch's."""
     tensors: tuple[str, ...] = ("weight",) if c.norm_weight else ()
     layer_norm = c.normalization == "layernorm"
     tensors = (*tensors, "bias") if layer_norm and tensors and c.norm_bias else tensors
+    if c.attention != "flash":
+        return (ops.layer_norm if layer_norm else ops.rms_norm)(x, module, width, tensors, out)
     return ops.te_norm(x, module, width, tensors, mean=layer_norm, out=out)
 
 
@@ -143,33 +146,82 @@ class MegatronLayer:
 class LocalLayer(MegatronLayer):
     """Writer of one TransformerLayer of Megatron-Core's own modules, with attention as separate operators.
 
-    Megatron-LM core_v0.16 core/transformer/dot_product_attention.py, core/fusions/fused_softmax.py. A layer saves the
+    Megatron-LM core_v0.16.1 core/transformer/dot_product_attention.py, core/fusions/fused_softmax.py. A layer saves the
     5·b·h·s² bytes of scores that Korthikanti et al. (arXiv 2205.05198), section 4.1, publish, and the causal mask.
     """
+
+    qkv: tuple[Tensor, ...] = ()  # variables of attention's forward
+
+    def layer(self) -> tuple[Tape, Tensor]:
+        """Return the tape of a layer, and its output. Checkpoints are of core/tensor_parallel/random.py."""
+        c, ops = self.c, self.ops
+        self.tape.stops_early, self.tape.reentrant = False, True
+        x = self.tape.input("layer input", ("b", self.stream, "d"), c.compute, SOURCE)
+        normed = norm(ops, c, x, "input_norm")
+        x = self.added(self.attention(normed), x, "attention", "attention.o_proj", bias=c.output_bias)
+        masks = self.tape.nodes[-1].saved
+        self.tape.still_referenced(normed)
+        normed = norm(ops, c, x, "post_attention_norm")
+        fed = self.mlp(normed)
+        if "mlp" in c.recomputed_modules and not self.experts:
+            self.tape.recompute(fed, (normed,))
+        fed = self.added(fed, x, "mlp", "mlp.down_proj", bias=c.mlp_bias and not self.experts)
+        masks += self.tape.nodes[-1].saved
+        self.tape.still_referenced(normed, *map(self.tape.full_tensor, masks))
+        return self.tape, fed
+
+    def added(self, x: Tensor, residual: Tensor, name: str, module: str, *, bias: bool) -> Tensor:
+        """The residual stream plus a module's output with its bias and dropout."""
+        return self.ops.bias_dropout_add(x, residual, f"{name} sum", self.c.residual_dropout, module, bias=bias)
+
+    def attention(self, x: Tensor) -> Tensor:
+        """SelfAttention without the bias of its output projection."""
+        core = latent_attention(self, x) if self.c.mla else self.grouped_attention(x)
+        projected = self.ops.summed_output(core, "attention.o_proj", ("b", self.stream, "d"))
+        self.tape.still_referenced(core, *self.qkv)
+        return projected
 
     def grouped_attention(self, x: Tensor) -> Tensor:
         """SelfAttention: q, k and v are views of one linear layer's output; RoPE copies q and k."""
         c, ops = self.c, self.ops
         h, kv = self.axis("h"), self.axis("h_kv")
         width = self.axis("3·d" if not c.grouped and c.square else "(h+2·h_kv)·d_h")
-        qkv = ops.column_parallel(x, "attention.qkv_proj", width, ("b", "s", width), bias=c.qkv_bias)
+        qkv = ops.projected(x, "attention.qkv_proj", width, ("b", "s", width), bias=c.qkv_bias)
         heads: tuple[Shape, ...] = (("b", "s", h, "d_h"), ("b", "s", kv, "d_h"), ("b", "s", kv, "d_h"))
         q, k, v = ops.split(qkv, heads, "q, k, v")
         if c.qk_norm:
             q, k = norm(ops, c, q, "attention.q_norm", "d_h"), norm(ops, c, k, "attention.k_norm", "d_h")
+        elif c.grouped:
+            q = ops.copy(q, "q")  # query.reshape: query heads alternate with those of keys and values
+        self.qkv = (q, k, v)
         if c.position == "rope":
             q, k = self.rotated(q, "q"), self.rotated(k, "k")
-        elif c.grouped and not c.qk_norm:
-            q = ops.copy(q, "q")  # query.reshape: query heads alternate with those of keys and values
+            self.qkv += (q, k)
         return self.attended(q, k, v)
 
     def rotated(self, x: Tensor, name: str) -> Tensor:
         """rope_utils.py, _apply_rotary_pos_emb_bshd: each call computes cosines and sines, which autograd saves."""
         ops = self.ops
-        tables = [ops.table(f"{each} of {name}", ("s", "d_h"), self.c.compute) for each in ("cosines", "sines")]
-        straight = ops.mul(x, tables[0], f"{name} * cos")
-        turned = ops.mul(ops.copy(x, f"turned {name}"), tables[1], f"turned {name} * sin")
-        return ops.copy(ops.add(straight, turned, f"sum of {name}"), f"rotated {name}")
+        t = ops.viewed(x, x.shape, f"{name} to rotate")
+        rest = ops.no_features(x, f"{name} not to rotate")
+        tables = [self.angles(each, name) for each in ("cosines", "sines")]
+        straight = ops.mul(t, tables[0], f"{name} * cos")
+        half = (*x.shape[:-1], "d_h/2")
+        first, second = ops.split(t, (half, half), f"{name} halves")
+        turned = ops.concatenate((ops.scale(second, f"-{name} half"), first), x.shape, f"turned {name}")
+        rotated = ops.add(straight, ops.mul(turned, tables[1], f"turned {name} * sin"), f"sum of {name}")
+        whole = ops.after_rotation(x, rotated, rest, f"rotated {name}")
+        self.tape.still_referenced(rotated, *tables)
+        return whole
+
+    def angles(self, each: str, name: str) -> Tensor:
+        """Cosines or sines of the angles in fp32, scaled, and in the dtype of the activations."""
+        ops, shape = self.ops, ("s", "d_h")
+        computed = ops.table(f"{each} of {name} in fp32", shape, "fp32")
+        scaled = ops.table(f"scaled {each} of {name}", shape, "fp32", of=(computed,))
+        return (
+            scaled if self.c.compute == "fp32" else ops.table(f"{each} of {name}", shape, self.c.compute, of=(scaled,))
+        )
 
     def attended(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """DotProductAttention: saves softmax(scores) and its dropout; the scores are live until it returns."""
@@ -178,31 +230,71 @@ class LocalLayer(MegatronLayer):
         if c.grouped:
             each = ("b", "s", heads, "d_h")
             k, v = ops.copy(k, "k for each head", each), ops.copy(v, "v for each head", each)
-        scores = ops.biased_matmul(Tensor(-1, ("1",), c.compute), q, k, "scores", ("b", heads, "s", "s"))
-        mask = ops.table("causal mask", ("s", "s"), "bool", "Megatron-LM core_v0.16 core/transformer/utils.py")
-        masked = ops.filled(scores, mask, "masked scores")
-        probabilities = ops.softmax(masked, "attention probabilities")
+        q, by_head = self.leaf(q, "q"), k if c.grouped else self.leaf(k, "k")
+        scores = ops.biased_matmul(Tensor(-1, ("1",), c.compute), q, by_head, "scores", ("b", heads, "s", "s"))
+        self.tape.nodes[-1].buffer = SCORES
+        mask = ops.causal_mask()
+        probabilities = ops.softmax(ops.masked_view(scores, mask, "masked scores"), "attention probabilities")
+        self.tape.still_referenced(mask)
         dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention_dropout)
+        v = v if c.grouped else self.leaf(v, "v")  # the gradients of repeated heads are sums in the leaf's strides
         context = ops.matmul(dropped, v, "attention output by head", q.shape)
         core = ops.copy(context, "attention output")
-        self.tape.still_referenced(*entered, k, v, scores, dropped, context)
+        self.tape.still_referenced(*entered, k, v, scores, dropped)
         if "core_attn" in c.recomputed_modules:
             self.tape.recompute(core, entered)
         return core
 
+    def leaf(self, x: Tensor, name: str) -> Tensor:
+        """An input of recomputed attention: a leaf, with a gradient that autograd copies into the leaf's strides.
+
+        torch 2.13 torch/csrc/autograd/functions/accumulate_grad.h, accumulateGrad: matmuls by head produce it.
+        """
+        return self.ops.restrided_view(x, name) if "core_attn" in self.c.recomputed_modules else x
+
+    def dense(self, x: Tensor, prefix: str, width: str) -> Tensor:
+        """linear_fc1 (gate and up in one), its bias with the activation, linear_fc2 without its bias."""
+        c, ops = self.c, self.ops
+        inner = self.axis(width)
+        both = self.axis(f"2·{width}") if c.gated_mlp else inner
+        name = f"{prefix}gate_up_proj" if c.gated_mlp else f"{prefix}up_proj"
+        up = ops.projected(x, name, both, ("b", "s", both), bias=False)
+        active = ops.biased_activation(up, f"{prefix}activation", ("b", "s", inner), name, bias=c.mlp_bias)
+        return ops.summed_output(active, f"{prefix}down_proj", ("b", self.stream, "d"))
+
 
 def _embedding(c: BlockStructure) -> tuple[Tape, Tensor]:
-    """LanguageModelEmbedding: rows of the rank's part of the vocabulary, summed across ranks."""
+    """LanguageModelEmbedding: rows of the rank's part of the vocabulary, summed across ranks.
+
+    Several sequences are copied, so that the sequence's axis is the first; their gradients are copied back. The two
+    embeddings are live until the module returns (core/models/common/embeddings/language_model_embedding.py).
+    """
     tape = Tape()
     ops = _operators(c, tape)
+    copies = c.batched and not c.sequence_sharded
     vocabulary = "V/t" if c.split else "V"
-    x = ops.embedding("embed_tokens", (vocabulary, "d"), ("b", "s"), tied=c.tied, view=ops.fuses_weight_gradients)
+    words = ops.embedding(
+        "embed_tokens",
+        (vocabulary, "d"),
+        ("b", "s"),
+        tied=c.tied,
+        view=ops.fuses_weight_gradients,
+        copies_gradient=copies,
+    )
+    if c.split and not c.sequence_sharded:
+        words = ops.zeroed_rows(words, "embedding of the rank's rows")
+    x, given = words, [words]
     if c.position == "learned":
-        positions = ops.embedding("embed_positions", (c.position_table, "d"), ("s",))
-        x = ops.broadcast_add(x, positions, "embedding sum")
+        positions = ops.embedding("embed_positions", (c.position_table, "d"), ("b", "s"), copies_gradient=copies)
+        given.append(positions)
+        x = ops.add(x, positions, "embedding sum")
     if c.sequence_sharded:
         x = ops.scattered_sequence(x, "embedding of the rank's tokens", ("b", "s/t", "d"))
-    return tape, ops.dropout(x, "embedding dropout", c.residual_dropout)
+    elif copies:
+        x = ops.copy(x, "embedding, sequence first")
+    x = ops.dropout(x, "embedding dropout", c.residual_dropout)
+    tape.still_referenced(*given)
+    return tape, x
 
 
 def _head(c: BlockStructure) -> tuple[Tape, None]:

@@ -17,6 +17,7 @@ from memcalc.operators.gpt_oss_ops import GptOssOps
 from memcalc.operators.liger import LigerKernels
 from memcalc.operators.linear_attention import LinearAttention
 from memcalc.operators.loss_parallel import LossParallel
+from memcalc.operators.megatron_local import MegatronLocal
 from memcalc.operators.megatron_moe_ops import MegatronMoeOps
 from memcalc.operators.norms import Norms
 from memcalc.operators.routing import Routing
@@ -31,6 +32,7 @@ class Operators(
     Fp32NormWeight,
     FusedAttention,
     MegatronMoeOps,
+    MegatronLocal,
     Collectives,
     LossParallel,
     LigerKernels,

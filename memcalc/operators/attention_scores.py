@@ -45,12 +45,6 @@ class AttentionScores(Base):
         self.tape.record(Node(name, (a, b, truth), (y,), (truth.storage,), (NEW, NEW, None)))
         return y
 
-    def filled(self, x: Tensor, mask: Tensor, name: str) -> Tensor:
-        """x.masked_fill_(mask, number); saves the mask. Backward copies the gradient and fills the copy with zeros."""
-        y = Tensor(x.storage, x.shape, x.dtype)
-        self.tape.record(Node(name, (x, mask), (y,), (mask.storage,), (NEW, None)))
-        return y
-
     def divide_by_number(self, x: Tensor, name: str) -> Tensor:
         """x /= a number, in place; backward allocates a new tensor."""
         y = Tensor(x.storage, x.shape, x.dtype)

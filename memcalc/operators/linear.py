@@ -216,6 +216,7 @@ class Linear(Base):
         counts: bool = False,
         index: Tensor | None = None,
         view: bool = True,
+        copies_gradient: bool = False,
     ) -> Tensor:
         """Look up rows of an embedding; saves the indices, which are the inputs. The weight gradient is dense.
 
@@ -227,6 +228,7 @@ class Linear(Base):
             counts: whether the indices are positions created in this forward; saving them is then new memory.
             index: the indices, if this forward has created them before.
             view: whether a tied LM head's gradient is a view of a matmul's result.
+            copies_gradient: whether the gradient of the result is not contiguous, so that backward copies it.
         """
         tape = self.tape
         y = tape.new(f"{module} output", (*tokens, table[1]), self.parameters, "torch.nn.functional.embedding")
@@ -265,6 +267,9 @@ class Linear(Base):
                 sums = ((total, part, total),)
                 tape.tied_sum = total  # replaces the LM head's gradient from here on
             tape.arrives_summed = gradient
+        copies: tuple[tuple[int, int], ...] = ()
+        if copies_gradient:
+            copies = ((tape.store(f"gradient of {module} output in order", y.shape, y.dtype, DERIVATIVES), 1),)
         kept: tuple[int, ...] = ()
         if counts:
             kept = (tape.store(f"{module} indices", tokens, "int64", DERIVATIVES, component=Component.TEMPORARIES),)
@@ -276,7 +281,7 @@ class Linear(Base):
             () if index is None else (None,),
             also_allocates=kept,
             allocated_first=kept,
-            prepares=((indices, 1),),
+            prepares=(*copies, (indices, 1)),
             backward_temporaries=temporaries,
             parameters=parameters,
             sums=sums,

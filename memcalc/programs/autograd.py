@@ -80,6 +80,8 @@ class Backward:
         self.pending: dict[Tensor, PendingGradient] = {}
         self.stand_ins: dict[int, int] = {}
         self.untouched: dict[CheckpointSegment, list[int]] = {}  # kept results that a recomputation did not reach
+        # of a separate backward: the recomputed result and its gradient, which the calling function references
+        self.arguments: dict[CheckpointSegment, list[int]] = {}
         self.operator: BlockOperator = START  # the running operator; START for tensors that come from the next block
         self.ends_checkpoint: CheckpointSegment | None = None  # checkpoint that is freed with the running operator
         self.checkpoint_end = -1  # number of events until the first checkpoint is freed
@@ -114,19 +116,22 @@ class Backward:
         recomputed: set[CheckpointSegment] = set()
         nodes = self.tape.nodes
         first_saver = {
-            segment: next((p for p in range(segment.start, segment.stop) if nodes[p].unpacks), segment.start)
+            segment: segment.start
+            if self.tape.reentrant
+            else next((p for p in range(segment.start, segment.stop) if nodes[p].unpacks), segment.start)
             for segment in self.tape.segments
         }
         for position in range(len(self.tape.nodes) - 1, -1, -1):
             segment = self.inside.get(position)
             node = self.tape.nodes[position]
-            if segment is not None and segment not in recomputed and self.unpacks(node):
+            runs = self.tape.reentrant and any(tensor in self.pending for tensor in node.outputs)
+            if segment is not None and segment not in recomputed and (runs or self.unpacks(node)):
                 self.recompute(segment)
                 recomputed.add(segment)
             self.ends_checkpoint = segment if segment is not None and position == first_saver[segment] else None
             self.operator = self.tape.operator(position)
-            self.step(node, takes=self.recomputes or segment is not None)
-            if self.ends_checkpoint is not None:  # no gradient has reached it
+            self.step(node, takes=self.recomputes or (segment is not None and not self.tape.reentrant))
+            if self.ends_checkpoint is not None:  # no gradient has reached it, or its separate backward returns now
                 self.end_checkpoint()
         if self.tape.arrives_summed is not None:
             # The gradient of the tied LM head, which its block counts, is now complete.
@@ -142,6 +147,7 @@ class Backward:
         segment, self.ends_checkpoint = self.ends_checkpoint, None
         assert segment is not None
         self.release_all((*segment.on_device, *self.untouched.pop(segment, segment.saved)))
+        self.release_all(self.arguments.pop(segment, ()))
         self.checkpoint_end = len(self.events)
 
     def unpacks(self, node: Node) -> bool:
@@ -156,7 +162,9 @@ class Backward:
         """
         nodes = self.tape.nodes[segment.start : segment.stop]
         # live until the segment's autocast region ends
+        results = nodes[-1].outputs if self.tape.reentrant else ()
         lasting = {index for node in nodes for index in node.saved} | self.tape.region
+        lasting |= {tensor.storage for tensor in results}
         early = self.tape.stops_early
         last = max((p for p, node in enumerate(nodes) if node.unpacks), default=-1) if early else len(nodes) - 1
         uses: dict[int, int] = {}
@@ -180,6 +188,10 @@ class Backward:
                     alive.discard(index)
         for node in nodes:
             self.reference_all(self.current(index) for index in node.saved)
+        if results:
+            given = [self.pending[tensor].storage for tensor in results if tensor in self.pending]
+            self.arguments[segment] = [*(self.current(tensor.storage) for tensor in results), *given]
+            self.reference_all(self.arguments[segment])
         self.release_all(self.current(index) for index in sorted(alive))
         self.release_all(self.current(index) for index in segment.on_host)
 
@@ -279,7 +291,7 @@ class Backward:
         outgoing = self.as_wanted(node, outgoing)
         if not takes:
             self.release_saved(node)
-        if self.ends_checkpoint is not None:
+        if self.ends_checkpoint is not None and not self.tape.reentrant:
             self.end_checkpoint()
         return outgoing
 

@@ -89,6 +89,11 @@ def norm_backward(values: Values, rows: tuple[str, ...], width: str, item_bytes:
     return norms.norm_backward(product(values, rows), values[width], item_bytes, buffers, _gpu(values))
 
 
+def sums_of_blocks(values: Values, rows: tuple[str, ...], width: str, block: int) -> int:
+    """fp32 column sums of each block of rows"""
+    return 4 * -(-product(values, rows) // block) * values[width]
+
+
 @most_of
 def liger_norm_backward(values: Values, width: str) -> Script:
     """4·sms·d: an RMSNorm's weight gradient summed per multiprocessor, and 4·d: their sum

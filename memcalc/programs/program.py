@@ -109,6 +109,8 @@ class BlockOperator(NamedTuple):
         written: the storage that backward's first matmul writes; -1: the first one that backward allocates.
         in_head: whether it belongs to the LM head or the loss, after the final norm.
         in_loss: whether it runs after the model's forward has returned.
+        kernel: the function that torch.compile compiles for it; empty: none.
+        buffer: a persistent buffer that its first run allocates before it; empty: none.
     """
 
     name: str
@@ -120,6 +122,8 @@ class BlockOperator(NamedTuple):
     written: int = -1
     in_head: bool = False
     in_loss: bool = False
+    kernel: str = ""
+    buffer: str = ""
 
     @property
     def label(self) -> str:

@@ -82,6 +82,7 @@ class Node:
     parameters_first: bool = False  # whether backward produces parameter gradients before input gradients
     also_allocates: tuple[int, ...] = ()
     allocated_first: tuple[int, ...] = ()  # those of `also_allocates` that come before the outputs
+    for_graph: tuple[int, ...] = ()  # those of `also_allocates` that a forward without gradients does not allocate
     referenced_by_caller: tuple[int, ...] = ()  # not read here, but referenced by the calling Python code
     # saved for backward by an operator without a gradient, until nothing references its result after this operator; a
     # checkpoint does not save them (torch/utils/checkpoint.py, _checkpoint_hook)
@@ -98,11 +99,18 @@ class Node:
     module: str = ""  # module of the parameters it reads, as in state_dict within its unit
     multiplies: bool = False  # whether it is a cuBLAS matmul
     written: int = -1  # what backward's first matmul writes; -1: the first storage that backward allocates
+    kernel: str = ""  # the function that torch.compile compiles for it; "": none
+    buffer: str = ""  # a persistent buffer that its first run allocates before it; "": none
 
     @property
     def allocated(self) -> tuple[int, ...]:
         """The storages that forward allocates, in order."""
         return tuple(dict.fromkeys((*self.allocated_first, *(y.storage for y in self.outputs), *self.also_allocates)))
+
+    @property
+    def allocated_alone(self) -> tuple[int, ...]:
+        """The storages that a forward without gradients allocates, in order."""
+        return tuple(index for index in self.allocated if index not in self.for_graph)
 
     @property
     def unpacks(self) -> bool:
@@ -152,6 +160,8 @@ class Tape:
     arrives_summed: int | None = None  # the parameter gradient that this block completes (tied)
     segments: list[CheckpointSegment] = field(default_factory=list)
     stops_early: bool = True  # whether a recomputation ends with the last tensor that backward needs
+    # whether a recomputation runs a separate backward, with its result and the given gradient live until it returns
+    reentrant: bool = False
     arguments: list[Tensor] = field(default_factory=list)  # made for the block by its caller, by the first operators
     offloads: bool = False  # saved tensors are in host memory
     packed: list[int] = field(default_factory=list)  # tensors in host memory, by the storages they are copied back to
@@ -212,6 +222,7 @@ class Tape:
         self.leaves.clear()
         for node in self.nodes:
             node.saved, node.keeps_weight, node.variables, node.tables = (), False, None, ()
+            node.also_allocates = tuple(index for index in node.also_allocates if index not in node.for_graph)
 
     def still_referenced(self, *tensors: Tensor) -> None:
         """Keep tensors live until here because a Python variable still references them."""
@@ -271,16 +282,19 @@ class Tape:
     def operator(self, position: int, activity: Activity = Activity.RUN) -> BlockOperator:
         """Return the operator at a position of the tape, as recorded in events."""
         node = self.nodes[position]
+        results = node.allocated if node.multiplies else tuple(tensor.storage for tensor in node.outputs)
         return BlockOperator(
             node.name,
             activity,
             position,
             node.module,
-            node.outputs[0].storage if node.outputs else -1,
+            results[0] if results else -1,
             node.multiplies,
             node.written,
             in_head=self.head is not None and position >= self.head,
             in_loss=0 < self.boundary <= position,
+            kernel=node.kernel,
+            buffer=node.buffer,
         )
 
     def end_forward(self) -> None:

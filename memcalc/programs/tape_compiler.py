@@ -133,7 +133,7 @@ def _forward(tape: Tape, positions: range, live: set[int], kept: set[int]) -> li
     events: list[StorageEvent] = []
     for position in positions:
         node, operator = tape.nodes[position], tape.operator(position)
-        made = node.allocated
+        made = node.allocated_alone if tape.reentrant and position in inside else node.allocated
         new = [index for index in made if index not in live]
         events += [StorageEvent(index, sign, operator) for index in node.staged_first for sign in (1, -1)]
         events += [StorageEvent(index, 1, operator) for index in (*new, *node.forward_temporaries)]

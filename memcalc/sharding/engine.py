@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from memcalc.layout.local_parameters import LocalParameter, LocalParameters
 from memcalc.states.state_options import StateOptions
@@ -11,6 +11,9 @@ from memcalc.stream.requests import Requests
 
 # Layers are numbered units; the root has embeddings, final norm and LM head, unless these are separate units.
 ROOT, EMBEDDING, TAIL = -1, -2, -3
+
+# The pass that calls a compiled kernel; "forward alone": no backward follows, because a checkpoint recomputes it.
+KernelPass = Literal["forward", "forward alone", "backward"]
 
 
 class Gradient(NamedTuple):
@@ -38,6 +41,7 @@ class Engine:
     order_is_stale = False  # whether the units of an evaluation are still in the order that backward follows
     repeats = True  # whether micro-batches and steps after the first make the same requests and frees
     sum_stream = 0  # the CUDA stream on which autograd adds the gradients of a tied weight
+    hooks_first_runs = False  # whether operators that compile a kernel or use a buffer are run for the first time
     scales_output_gradient = False  # whether a hook replaces the gradient of the model's output by a scaled one
 
     def __init__(self, requests: Requests) -> None:
@@ -140,6 +144,18 @@ class Engine:
             unit: the unit of the module.
             module: name of the module in the unit.
             again: whether it is a recomputation during backward.
+        """
+
+    def first_buffer(self, name: str) -> None:
+        """Allocate a persistent buffer before the operator that uses it, if the engine hooks first runs."""
+
+    def first_kernel(self, name: str, passing: KernelPass, result: int) -> None:
+        """Run when an operator that calls a compiled kernel has allocated its results, if the engine hooks first runs.
+
+        Args:
+            name: the compiled function.
+            passing: the pass that calls it.
+            result: bytes of the operator's result.
         """
 
     def after_module(self) -> None:

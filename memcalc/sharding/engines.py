@@ -11,9 +11,12 @@ from memcalc.sharding.deepspeed import deepspeed_engine
 from memcalc.sharding.engine import ROOT, Engine
 from memcalc.sharding.fsdp1 import FSDP1
 from memcalc.sharding.fsdp2 import FSDP2
+from memcalc.sharding.megatron import MegatronBuffers, MegatronDDP
+from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.spec.recompute_plan import Segment
 from memcalc.spec.spec import Spec
 from memcalc.states.gradient_policy import gradient_policy
+from memcalc.states.megatron_buffers import rotary_table, score_buffer
 from memcalc.states.state_options import StateOptions, state_options
 from memcalc.stream.requests import Requests
 
@@ -39,7 +42,9 @@ def engine_of(
         rank: the data-parallel rank; None: the one with the most memory.
     """
     options = state_options(spec)
-    if options.data_parallel == 1 or options.engine == "megatron":
+    if options.engine == "megatron":
+        return MegatronDDP(requests, ordered, options, _megatron_buffers(spec), rank or 0)
+    if options.data_parallel == 1:
         return Engine(requests)
     if options.engine == "deepspeed" and options.zero_stage:
         return deepspeed_engine(requests, ordered, units, spec, plan, rank)
@@ -70,20 +75,32 @@ def ranks_that_may_hold_most(spec: Spec) -> tuple[int | None, ...]:
     return (None, 0) if copies else (None,)
 
 
+def _megatron_buffers(spec: Spec) -> MegatronBuffers:
+    """Return the sizes of the buffers of Megatron-Core's modules."""
+    gpu = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
+    return MegatronBuffers(
+        scores=score_buffer(spec).each,
+        angles=rotary_table(spec).each if spec.model.position_embedding == "rope" else 0,
+        l2_cache=(gpu.l2_bytes if gpu is not None else None) or 0,
+    )
+
+
 def ranks_to_replay(spec: Spec) -> tuple[int | None, ...]:
     """Return the data-parallel ranks that are replayed for a verdict, first the one with the most memory (None).
 
-    All ranks have the same requests, except under DeepSpeed's stage 2: all gradients of a rank are allocated when the
-    first of them is reduced. Then the last rank allocates most, but others may reserve up to 17 % more, because their
-    gradients are allocated later, when free blocks are smaller. Of many ranks, SAMPLED_RANKS evenly spaced ones and the
-    last are replayed.
+    All ranks have the same requests, except in two cases. Under DeepSpeed's stage 2 all gradients of a rank are
+    allocated when the first of them is reduced: the last rank allocates most, but others may reserve up to 17 % more,
+    because their gradients are allocated later, when free blocks are smaller. Under Megatron-Core's distributed
+    optimizer each rank updates other parts of parameters. Of many ranks, SAMPLED_RANKS evenly spaced ones and the last
+    are replayed.
     """
     options = state_options(spec)
     ranks = options.data_parallel
-    if options.engine != "deepspeed" or options.zero_stage != 2 or ranks == 1:
+    of_deepspeed = options.engine == "deepspeed" and options.zero_stage == 2
+    if ranks == 1 or not (of_deepspeed or (options.engine == "megatron" and options.zero_stage)):
         return (None,)
     sampled = {place * ranks // SAMPLED_RANKS for place in range(SAMPLED_RANKS)}
-    return (None, *sorted(sampled - {ranks - 1}))
+    return (None, *sorted((sampled | {ranks - 1}) - {ranks - 1 if of_deepspeed else 0}))
 
 
 def takes_gradients_over(options: StateOptions) -> bool:

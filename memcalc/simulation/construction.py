@@ -16,6 +16,7 @@ from memcalc.ledger.row_drafts import RowDraft, from_phase, mask_of
 from memcalc.sharding.engine import ROOT, by_unit, is_embedding, is_output
 from memcalc.sharding.flat_units import THE_ROOT, UnitKey, in_order_of_end, unit_of_parameter, units_in_order
 from memcalc.simulation.initial_tensors import InitialTensor, InitialTensors
+from memcalc.simulation.megatron_construction import built_by_megatron
 from memcalc.simulation.quantization import FP32, WIDE, in_4_bits, loaded_in_4_bits
 from memcalc.spec.finetuning import base_dtype
 from memcalc.spec.model_families.conversion import family_buffers
@@ -49,6 +50,10 @@ def built_before_training(spec: Spec, stage: Stage, options: StateOptions) -> It
     later = (Component.LIBRARY_WORKSPACE, Component.LOGITS_AND_LOSS)
     standing = [item for item in persistent_rows(spec, stage, None) if item.component not in later]
     buffers = _Buffers(spec, [item for item in standing if item.component is not Component.INPUTS])
+    if options.engine == "megatron":  # its engine allocates the copies, its modules their buffers
+        yield from built_by_megatron(ordered, options)
+        yield from (_alone(item) for item in standing if item.component is Component.INPUTS)
+        return
     if options.engine == "fsdp2" and options.weights_on_host:
         yield from (_alone(item) for item in standing)
         return

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from memcalc.layout.local_parameters import LocalParameter
 from memcalc.programs.program import Activity
-from memcalc.sharding.engine import ROOT, Engine, Gradient
+from memcalc.sharding.engine import ROOT, Engine, Gradient, KernelPass
 from memcalc.simulation.block_steps import BlockStep, BlockSteps
 
 Calls = Mapping[int, Callable[[], None]]  # after each number of a block's events
@@ -49,6 +49,7 @@ class EngineHooks:
         self.parameters = parameters
         # By block, direction and whether it is recomputed: see `_module_changes`.
         self._modules: dict[tuple[int, bool, bool], list[tuple[int, str, bool]]] = {}
+        self._first_runs: dict[tuple[int, bool], list[tuple[int, Callable[[], None]]]] = {}
 
     def calls(
         self, frame: BlockFrame, others: Calls = NO_CALLS, *, backward: bool = False, again: bool = False
@@ -68,6 +69,9 @@ class EngineHooks:
         if self.engine.hooks_modules:
             for position, change in self._changes(frame, backward=backward, again=again).items():
                 found.setdefault(position, []).append(change)
+        if self.engine.hooks_first_runs:
+            for position, run in self._runs(frame.number, backward=backward):
+                found.setdefault(position, []).append(run)
         if not found:
             return others
         for position, other in others.items():
@@ -122,6 +126,35 @@ class EngineHooks:
             end = positions[-1] + 1
         if end:
             yield end, "", False
+
+    def _runs(self, number: int, *, backward: bool) -> list[tuple[int, Callable[[], None]]]:
+        """Return the event counts at which an operator needs a buffer or has called a compiled kernel, with the hooks.
+
+        A kernel is called once its results exist: in forward all of them, in backward the first.
+        """
+        if (number, backward) not in self._first_runs:
+            found = self._first_runs[number, backward] = []
+            block, begin = self.steps.parts.blocks[number], 0
+            for operator, events in groupby(
+                (step.event for step in self.steps.of(number, "backward" if backward else "forward")),
+                key=lambda event: event.operator,
+            ):
+                signs = [event.sign for event in events]
+                if operator.buffer and not (backward and operator.when is Activity.RUN):
+                    found.append((begin, partial(self.engine.first_buffer, operator.buffer)))
+                if operator.kernel and 1 in signs:
+                    again = operator.when is Activity.AGAIN
+                    is_backward = backward and not again
+                    made = signs.index(1) if is_backward else len(signs) - 1 - signs[::-1].index(1)
+                    passing: KernelPass = (
+                        "backward" if is_backward else "forward" if again or not block.again else "forward alone"
+                    )
+                    run = partial(
+                        self.engine.first_kernel, operator.kernel, passing, block.sized.exact[operator.output]
+                    )
+                    found.append((begin + made + 1, run))
+                begin += len(signs)
+        return self._first_runs[number, backward]
 
     def _change_module(self, unit: int, module: str, *, again: bool) -> None:
         self.engine.after_module()

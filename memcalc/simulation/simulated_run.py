@@ -22,6 +22,7 @@ from memcalc.programs.sized_program import run_sizer
 from memcalc.sharding.deepspeed import lacks
 from memcalc.sharding.engine import Engine, by_unit
 from memcalc.sharding.engines import arriving_gradients, engine_of, gradient_names
+from memcalc.sharding.megatron import lacks as megatron_lacks
 from memcalc.sharding.schedules import lacks as pipeline_lacks
 from memcalc.simulation.backward_updates import UpdatesInBackward
 from memcalc.simulation.batch_lengths import with_length
@@ -373,7 +374,7 @@ def unsupported_reason(spec: Spec) -> str:
     options = state_options(spec)
     reasons = {
         "a vision tower that trains": tower_trains(spec.model, spec.training),
-        "Megatron's buffers": options.engine == "megatron",
+        **dict.fromkeys(megatron_lacks(spec, plan_of(spec)) if options.engine == "megatron" else (), True),
         "weights alone in host memory under DeepSpeed": options.engine == "deepspeed"
         and options.weights_on_host
         and not options.offloads,
@@ -388,6 +389,8 @@ def unsupported_reason(spec: Spec) -> str:
 def _reasons_of_ranks(spec: Spec, options: StateOptions) -> dict[str, bool]:
     """Return the properties of a multi-rank run that prevent its replay."""
     parallelism, training = spec.parallelism, spec.training
+    if options.engine == "megatron":
+        return {}  # see `megatron_lacks`
     alone = options.data_parallel == 1
     if parallelism.ranks == 1:
         return {"a sharding engine on one rank": parallelism.zero_stage > 0}

@@ -7,7 +7,7 @@ contiguous slice, with a separate tensor for every parameter in it). Without ove
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from math import lcm
 
 from memcalc.layout.local_parameters import LocalParameter, LocalParameters
@@ -38,22 +38,58 @@ def shard_sizes(parameters: LocalParameters, dtype: str, ranks: int, expert_rank
     for routed, count in ((False, ranks), (True, expert_ranks)):
         spans = _laid_out(parameters, routed=routed)
         if spans:
-            step = lcm(count, END_MULTIPLE)
-            stop = -(-spans[-1][1] // step) * step // count
+            stop = _share(spans[-1][1], count)
             found += [DTYPE_BYTES[dtype] * (min(end, stop) - start) for start, end in spans if start < stop]
     return found
 
 
+def buffer_elements(ordered: Sequence[LocalParameter], ranks: int, *, pads: bool) -> int:
+    """Return the elements of a buffer, given all parameters in registration order.
+
+    Args:
+        ordered: the parameters.
+        ranks: the ranks that share it.
+        pads: whether starts and the end are padded, for the distributed optimizer.
+    """
+    if not pads:
+        return sum(parameter.elements for parameter in ordered)
+    *_, (_, end) = _spans(reversed(ordered))
+    return _share(end, ranks) * ranks
+
+
+def rank_parts(ordered: Sequence[LocalParameter], ranks: int, rank: int) -> list[tuple[LocalParameter, int]]:
+    """Return the parameters in one rank's slice of a buffer, in the buffer's order, each with its elements there.
+
+    Args:
+        ordered: all parameters, in registration order.
+        ranks: the ranks that share the buffer.
+        rank: one of them.
+    """
+    spans = [*_spans(reversed(ordered))]
+    share = _share(spans[-1][1], ranks)
+    begin, stop = rank * share, (rank + 1) * share
+    parts = [min(end, stop) - max(start, begin) for start, end in spans]
+    return [(held, part) for held, part in zip(reversed(ordered), parts, strict=True) if part > 0]
+
+
+def _share(end: int, ranks: int) -> int:
+    """Return the elements of one rank's slice of a buffer, given the end of its last parameter."""
+    step = lcm(ranks, END_MULTIPLE)
+    return -(-end // step) * step // ranks
+
+
+def _spans(parameters: Iterable[LocalParameter]) -> Iterator[tuple[int, int]]:
+    """Yield the start and end of each parameter, in elements, in the order in which a buffer has them."""
+    end = 0
+    for parameter in parameters:
+        start = -(-end // START_MULTIPLE) * START_MULTIPLE
+        end = start + parameter.elements
+        yield start, end
+
+
 def _laid_out(parameters: LocalParameters, *, routed: bool) -> list[tuple[int, int]]:
     """Return the start and end of each parameter, in elements."""
-    spans: list[tuple[int, int]] = []
-    end = 0
-    for parameter in _reversed(parameters):
-        if parameter.routed == routed:
-            start = -(-end // START_MULTIPLE) * START_MULTIPLE
-            end = start + parameter.elements
-            spans.append((start, end))
-    return spans
+    return [*_spans(parameter for parameter in _reversed(parameters) if parameter.routed == routed)]
 
 
 def _reversed(parameters: LocalParameters) -> Iterator[LocalParameter]:

@@ -191,7 +191,7 @@ class Requests:
         return number
 
     def take_once(self, size: int, label: Label = Component.COMMUNICATION_BUFFERS) -> int:
-        """Allocate a storage that stays until the end, and is not allocated again when these requests are repeated."""
+        """Allocate a storage that is not allocated, or freed, again when these requests are repeated."""
         number = self.take(size, 0, label)
         self.once.add(number)
         return number
@@ -253,7 +253,7 @@ class Requests:
         script, made = self._script[begin:], [*range(first, len(self._owners))]
         if not self.once.isdisjoint(made):
             numbers = iter(made)
-            script = [change for change in script if change < 0 or next(numbers) not in self.once]
+            script = [change for change in script if (~change if change < 0 else next(numbers)) not in self.once]
             made = [number for number in made if number not in self.once]
         parts = {number: parts for number, parts in self._parts.items() if number >= first and number not in self.once}
         return RecordedRequests(script, made, [self._owners[number] for number in made], parts)

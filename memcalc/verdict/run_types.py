@@ -33,9 +33,13 @@ def kinds_of(spec: Spec) -> tuple[str, ...]:
 def program_kinds(spec: Spec) -> tuple[str, ...]:
     """Return the kinds of a framework's program, narrowest first; empty for memcalc's own training step.
 
-    That step does not predict the other allocations of a program.
+    That step does not predict the other allocations of a program. Only Megatron-LM trains Megatron-Core's modules.
     """
-    if spec.training.framework is None or spec.inference is not None:
+    if spec.inference is not None:
+        return ()
+    if spec.training.implementation == "megatron":
+        return f"{PROGRAMS}, {_ENGINES['megatron']}", PROGRAMS
+    if spec.training.framework is None:
         return ()
     parallelism = spec.parallelism
     engine = "DeepSpeed" if parallelism.engine == "deepspeed" else _ENGINES.get(parallelism.engine, parallelism.engine)

@@ -140,7 +140,7 @@ BARS = {
     "trainer-5-fsdp": (0.7, 0.1),
     "trainer-5-fsdp1-lora": (0.1, 0.1),
     "torchtune": (0.2, 1.3),
-    "megatron": (0.1, 0.6),
+    "megatron": (0.1, 0.1),
     "trainer-5-deepspeed": (0.6, 0.1),
     "trainer-5-zero": (0.2, 0.1),
     "trainer-5-offload": (0.2, 0.1),

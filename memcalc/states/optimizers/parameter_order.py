@@ -1,4 +1,4 @@
-"""Order in which the modules of transformers and torchtitan register parameters (`model.parameters()`)."""
+"""Order in which modules of transformers, torchtitan and Megatron-Core register parameters (`model.parameters()`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from memcalc.layout.local_parameters import LocalParameter, LocalParameters
 
-TORCHTITAN = "torchtitan"
+TORCHTITAN, MEGATRON = "torchtitan", "megatron"
 # Families that register a layer's modules in another order than its forward (transformers 5.23, models/<family>).
 _KEYS_FIRST = ("attention.k", "attention.v", "attention.q", "attention.o")
 _PROJECTIONS = (
@@ -35,6 +35,8 @@ _IN_LAYERS: dict[str, tuple[str, ...]] = {
     "gptj": ("input_norm", *_KEYS_FIRST, "mlp."),
     "granitemoe": (*_PROJECTIONS, "input_norm", "post_attention_norm", "mlp."),
     "llama4_text": _EXPERTS_FIRST,
+    # Megatron-LM core_v0.16.1 core/transformer/attention.py: the output projection precedes that of q, k and v
+    MEGATRON: ("input_norm", "attention.o_proj", "attention.qkv_proj", "attention.", "post_attention_norm", "mlp."),
     "nemotron": _NORMS_LAST,
     "nemotron_h": ("input_norm", "mlp.experts", "mlp.router", "mlp."),
     "opt": (*_KEYS_FIRST, "input_norm", "mlp.", "post_attention_norm"),
@@ -84,7 +86,7 @@ def in_order(parameters: LocalParameters, family: str, prefixes: Sequence[str] =
 
     Args:
         parameters: each with the number of layers that have it.
-        family: the transformers family, or TORCHTITAN; empty: in the order of the forward pass.
+        family: the transformers family, TORCHTITAN or MEGATRON; empty: in the order of the forward pass.
         prefixes: of each layer's modules, where layers differ; empty: layers of one type come first.
     """
     embedding, layers, head = registered(parameters, family)

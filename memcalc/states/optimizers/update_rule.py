@@ -7,7 +7,7 @@ from typing import NamedTuple
 from memcalc.spec.optimizers import GALORE_RANK, momentum, nesterov, weight_decay
 from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
 from memcalc.spec.training import TrainingSpec
-from memcalc.states.optimizers.parameter_order import TORCHTITAN
+from memcalc.states.optimizers.parameter_order import MEGATRON, TORCHTITAN
 
 
 class UpdateRule(NamedTuple):
@@ -26,7 +26,7 @@ class UpdateRule(NamedTuple):
         embeddings_32bit: whether the states of embeddings stay in fp32.
         dtype: dtype of the updated tensors: the master weights, else the weights.
         moments: dtype of torch's states.
-        family: the transformers family that sets the order of parameters, or TORCHTITAN; else "".
+        family: the transformers family that sets the order of parameters, TORCHTITAN or MEGATRON; else "".
     """
 
     optimizer: str
@@ -58,6 +58,7 @@ class UpdateRule(NamedTuple):
 def update_of(training: TrainingSpec, weights: str, architecture: str | None) -> UpdateRule:
     """Return the update rule of a run with weights of this dtype."""
     name, options = training.optimizer, training.optimizer_options
+    families = {"huggingface": architecture or "", "torchtitan": TORCHTITAN, "megatron": MEGATRON}
     return UpdateRule(
         optimizer=name,
         implementation=training.optimizer_implementation,
@@ -71,5 +72,5 @@ def update_of(training: TrainingSpec, weights: str, architecture: str | None) ->
         embeddings_32bit=options.embeddings_32bit,
         dtype=weights,
         moments=weights,
-        family={"huggingface": architecture or "", "torchtitan": TORCHTITAN}.get(training.implementation, ""),
+        family=families.get(training.implementation, ""),
     ).of_weights(training.recipe, weights)
