@@ -234,6 +234,12 @@ ZERO_VARIANTS = (
 
 ZERO_FP32 = tuple(("dtype=fp32", stage, ranks) for stage in (1, 2) for ranks in (2, 8))
 
+MOST_HOST_BYTES = 6 * 2**30
+ZERO_OFFLOAD = (
+    *(("offload=optimizer", stage, ranks) for stage in (2, 3) for ranks in (2, 8)),
+    *(("offload=all", 3, ranks) for ranks in (2, 8)),
+)
+
 
 def zero_variants(
     lot: Lot, rounds: int, variants: tuple[tuple[str, int, int], ...] = ZERO_VARIANTS, recipe: str = "mixed-16"
@@ -249,9 +255,16 @@ def zero_variants(
             words += [f"lora.rank={lot.choice([8, 16, 64])}"] if variant.startswith("qlora") else []
             words += [*variant.split(), f"implementation={implementation}", "engine=deepspeed"]
             words += [f"zero_stage={stage}", f"data_parallel={ranks}"]
-            if can_be(preset, *words) and not unsupported_reason(memcalc.load(preset, *words)):
+            runs = can_be(preset, *words) and not unsupported_reason(memcalc.load(preset, *words))
+            if runs and (not variant.startswith("offload") or host_bytes(preset, *words) <= MOST_HOST_BYTES):
                 yield " ".join([preset, *words])
                 break
+
+
+def host_bytes(preset: str, *words: str) -> int:
+    """Host memory of a rank with offload, which the machine that simulates the GPU really allocates."""
+    host = memcalc.estimate(preset, *words).headline.host
+    return 0 if host is None else host.peak_bytes
 
 
 # Whole models that a GPU of 80 GB is used for, and how they are spread.
@@ -339,6 +352,7 @@ DRAWS: dict[str, Callable[[Lot, int], Iterator[str]]] = {
     "zero": zero,
     "zero-variants": zero_variants,
     "zero-fp32": partial(zero_variants, variants=ZERO_FP32, recipe="fp32"),
+    "zero-offload": partial(zero_variants, variants=ZERO_OFFLOAD),
     "whole": whole,
     "pipelines": pipelines,
 }

@@ -134,7 +134,7 @@ class _LoggedRequests(Requests):
     def take(self, size: int, stream: int = 0, label: Label = Component.TEMPORARIES) -> int:  # noqa: ARG002 -- the trace has one
         return self.play((size,), label)
 
-    def play(self, script: Script, label: Label = Component.TEMPORARIES) -> int:
+    def play(self, script: Script, label: Label = Component.TEMPORARIES, stream: int = 0) -> int:  # noqa: ARG002
         taken: list[tuple[int, int]] = []
         for change in script:
             if change > self.above:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from benchmarks.programs.environments import HF5
+from benchmarks.programs.environments import HF5, HF5_DEEPSPEED
 from benchmarks.programs.huggingface import CARDS, draw_batch
 from benchmarks.programs.program import Draw, Family, Program, Sized, script, written_yaml
 from benchmarks.programs.ranks import models_on
@@ -147,6 +147,6 @@ def draw_program(draw: Draw, block: Any) -> Program:
 
 
 FAMILIES = tuple(
-    Family(f"accelerate-{block.__name__}", HF5, partial(draw_program, block=block))
-    for block in (fsdp1, fsdp2, deepspeed, ddp)
+    Family(f"accelerate-{block.__name__}", environment, partial(draw_program, block=block))
+    for block, environment in ((fsdp1, HF5), (fsdp2, HF5), (deepspeed, HF5_DEEPSPEED), (ddp, HF5))
 )

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.programs.environments import HF5
+from benchmarks.programs.environments import HF5_DEEPSPEED
 from benchmarks.programs.huggingface import CARDS, draw_batch
 from benchmarks.programs.program import STEPS, Draw, Family, Program, Sized, script
 from benchmarks.programs.ranks import ALONE, models_on
@@ -65,4 +65,4 @@ def draw_program(draw: Draw) -> Program:
     )
 
 
-FAMILIES = (Family("deepspeed", HF5, draw_program),)
+FAMILIES = (Family("deepspeed", HF5_DEEPSPEED, draw_program),)

@@ -23,6 +23,7 @@ from benchmarks.programs.program import STEPS, Draw, Family, Program, Sized, scr
 FILE = "config.yaml"
 MOST_BILLIONS = 3  # of parameters, over all ranks that run on this host
 ALONE = 8  # GPUs of which one rank is run by itself
+LORA_OR_FULL = tuple("full" if kind == "qlora" else kind for kind in ADAPTERS)
 GPUS = (2, ALONE, 4, ALONE)  # of a machine; 8 of them are one rank by itself, for the host has no memory for all
 
 
@@ -36,6 +37,18 @@ def fsdp(draw: Draw) -> tuple[dict[str, Any], dict[str, str]]:
         "reshard_after_forward": draw.of("reshard", (None, True)) if version == 2 else None,
         "use_orig_params": True if version == 1 else None,
     }
+    return {"fsdp": words, "fsdp_config": {k: v for k, v in config.items() if v is not None}}, {}
+
+
+def fsdp1(draw: Draw) -> tuple[dict[str, Any], dict[str, str]]:
+    """FSDP1's words, with what its units and their prefetch depend on."""
+    config = {
+        "fsdp_version": 1,
+        "activation_checkpointing": draw.of("checkpointing in the block", (None, True, None)),
+        "use_orig_params": draw.of("original parameters", (True, None, False)),
+        "backward_prefetch": draw.of("prefetch", (None, "backward_pre", None, "backward_post")),
+    }
+    words = draw.of("strategy", ("full_shard auto_wrap", "full_shard auto_wrap", "shard_grad_op auto_wrap"))
     return {"fsdp": words, "fsdp_config": {k: v for k, v in config.items() if v is not None}}, {}
 
 
@@ -77,11 +90,15 @@ def models_on(gpus: int, *, large: bool) -> tuple[Model, ...]:
 
 
 def draw_program(
-    draw: Draw, block: Callable[[Draw], tuple[dict[str, Any], dict[str, str]]], *, large: bool = True
+    draw: Draw,
+    block: Callable[[Draw], tuple[dict[str, Any], dict[str, str]]],
+    *,
+    large: bool = True,
+    kinds: tuple[str, ...] = LORA_OR_FULL,
 ) -> Program:
     """A program of 2 to 8 ranks."""
     words, files = block(draw)
-    adapters = draw.of("adapters", tuple("full" if kind == "qlora" else kind for kind in ADAPTERS))
+    adapters = draw.of("adapters", kinds)
     gpus = draw.of("gpus", GPUS)
     model: Model = draw.of(f"model on {gpus} GPUs", models_on(gpus, large=large))
     batch: Batch = draw_batch(draw, model)
@@ -116,6 +133,7 @@ def draw_program(
 FAMILIES = (
     Family("trainer-5-ddp", HF5, partial(draw_program, block=ddp, large=False)),
     Family("trainer-5-fsdp", HF5, partial(draw_program, block=fsdp)),
+    Family("trainer-5-fsdp1-lora", HF5, partial(draw_program, block=fsdp1, large=False, kinds=("lora",))),
     Family("trainer-5-deepspeed", HF5, partial(draw_program, block=deepspeed)),
     Family("trainer-4.57-fsdp", HF457, partial(draw_program, block=fsdp, large=False)),
 )

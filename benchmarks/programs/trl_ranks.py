@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from benchmarks.programs.environments import HF5
 from benchmarks.programs.huggingface import ADAPTERS, CARDS, Batch, draw_batch
 from benchmarks.programs.program import STEPS, Draw, Family, Program, Sized, written_yaml
-from benchmarks.programs.ranks import ALONE, GPUS, fsdp, models_on
+from benchmarks.programs.ranks import ALONE, GPUS, fsdp, fsdp1, models_on
 from benchmarks.programs.trl import FILE, fields_of
 
 LOSSES: dict[str, tuple[Any, ...]] = {
@@ -17,9 +18,16 @@ LOSSES: dict[str, tuple[Any, ...]] = {
 }
 
 
-def draw_program(draw: Draw, command: str, *, quantized: bool = False) -> Program:
+def draw_program(
+    draw: Draw,
+    command: str,
+    *,
+    quantized: bool = False,
+    block: Callable[[Draw], tuple[Mapping[str, Any], Mapping[str, str]]] = fsdp,
+    storages: tuple[str | None, ...] = ("bfloat16", None, "bfloat16"),
+) -> Program:
     """A program of 2 to 8 ranks."""
-    words, _ = fsdp(draw)
+    words, _ = block(draw)
     adapters = "qlora" if quantized else draw.of("adapters", tuple(k if k != "qlora" else "full" for k in ADAPTERS))
     gpus = draw.of("gpus", GPUS)
     model = draw.of(f"model on {gpus} GPUs", models_on(gpus, large=quantized))
@@ -34,7 +42,7 @@ def draw_program(draw: Draw, command: str, *, quantized: bool = False) -> Progra
         **fields_of(draw, batch, adapters),
         "optim": draw.of("optimizer", (None, "adamw_torch", None, "adamw_torch_fused")),
         **words,
-        **({"bnb_4bit_quant_storage": draw.of("storage", ("bfloat16", None, "bfloat16"))} if quantized else {}),
+        **({"bnb_4bit_quant_storage": draw.of("storage", storages)} if quantized else {}),
     }
     if words["fsdp_config"].get("activation_checkpointing"):  # both at once are an error
         fields |= {"gradient_checkpointing": False}
@@ -57,4 +65,9 @@ FAMILIES = (
     Family("trl-sft-fsdp", HF5, partial(draw_program, command="sft")),
     Family("trl-dpo-fsdp", HF5, partial(draw_program, command="dpo")),
     Family("trl-qlora-fsdp", HF5, partial(draw_program, command="sft", quantized=True)),
+    Family(
+        "trl-qlora-fsdp1",
+        HF5,
+        partial(draw_program, command="sft", quantized=True, block=fsdp1, storages=("bfloat16",)),
+    ),
 )

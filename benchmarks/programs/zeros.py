@@ -1,9 +1,14 @@
-"""transformers' Trainer with DeepSpeed ZeRO 2 or 3 on 2 to 4 GPUs: `deepspeed: ds_config.json`, as its guide has it."""
+"""transformers' Trainer with DeepSpeed ZeRO 2 or 3 on 2 to 4 GPUs: `deepspeed: ds_config.json`, as its guide has it.
+
+The programs of `trainer-5-zero` keep all on the GPUs, those of `trainer-5-offload` keep optimizer states, or weights as
+well, in host memory.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from benchmarks.programs.environments import HF5_DEEPSPEED
@@ -13,6 +18,7 @@ from benchmarks.programs.program import STEPS, Draw, Family, Program, Sized, scr
 
 FILE, CONFIG = "config.yaml", "ds_config.json"
 MOST_BILLIONS = 3  # of parameters, over all ranks, which all run on this host
+MOST_OFFLOADED = 1.2  # the same where master weights, gradients and states are in host memory
 GPUS = (2, 4, 2, 3, 2)
 MODELS = (*SMALL[:7], *SMALL[8:], Model("google/gemma-3-1b-it", 8192, 4096, 1.0, (4, 50)))
 PRECISIONS: tuple[Mapping[str, Any], ...] = (
@@ -48,6 +54,16 @@ SECOND: tuple[Mapping[str, Any], ...] = (
     {"allgather_partitions": True, "allgather_bucket_size": 2e8, "reduce_scatter": True, "reduce_bucket_size": "auto"},
     {},
 )
+# transformers' guide and its tests: ds_config_zero2.json and ds_config_zero3.json.
+_HOST: Mapping[str, Any] = {"device": "cpu", "pin_memory": True}
+OFFLOADS: Mapping[int, tuple[Mapping[str, Any], ...]] = {
+    2: ({"offload_optimizer": _HOST}, {"offload_optimizer": {"device": "cpu"}}),
+    3: (
+        {"offload_optimizer": _HOST, "offload_param": _HOST},
+        {"offload_optimizer": _HOST},
+        {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}},
+    ),
+}
 
 
 def draw_config(draw: Draw) -> dict[str, Any]:
@@ -71,12 +87,17 @@ def torch_adam() -> dict[str, Any]:
     return {"type": "AdamW", "params": {**automatic, "torch_adam": True}}
 
 
-def draw_program(draw: Draw) -> Program:
+def draw_program(draw: Draw, *, offloads: bool) -> Program:
     """A program of 2 to 4 ranks, all of which run."""
     config = draw_config(draw)
+    most: float = MOST_BILLIONS
+    if offloads:
+        stage, most = config["zero_optimization"]["stage"], MOST_OFFLOADED
+        config["zero_optimization"] |= draw.of(f"offload at stage {stage}", OFFLOADS[stage])
+        config.pop("optimizer", None)  # without one, DeepSpeed needs its own Adam of the CPU
     adapters = draw.of("adapters", ("full", "lora", "full"))
     gpus = draw.of("gpus", GPUS)
-    model = draw.of(f"model on {gpus} GPUs", [model for model in MODELS if model.billions * gpus <= MOST_BILLIONS])
+    model = draw.of(f"model on {gpus} GPUs", [model for model in MODELS if model.billions * gpus <= most])
     batch = draw_batch(draw, model)
     data = draw.of("data", ("texts", "mixed", "texts", "texts"))
     fields = {
@@ -106,4 +127,7 @@ def draw_program(draw: Draw) -> Program:
     )
 
 
-FAMILIES = (Family("trainer-5-zero", HF5_DEEPSPEED, draw_program),)
+FAMILIES = (
+    Family("trainer-5-zero", HF5_DEEPSPEED, partial(draw_program, offloads=False)),
+    Family("trainer-5-offload", HF5_DEEPSPEED, partial(draw_program, offloads=True)),
+)

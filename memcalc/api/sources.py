@@ -99,10 +99,14 @@ def run_of(source: Source, *overrides: str, verb: str, gpu: str | None = None, g
 
 def _replicas(source: Source, overrides: tuple[str, ...], gpus: int) -> tuple[str, ...]:
     """Return the override of data_parallel for this number of GPUs, which another framework's launcher would set."""
+    from memcalc.errors import InputError
     from memcalc.importers.loading import import_file
 
     imported = None if isinstance(source, Spec | Mapping) else import_file(source, overrides)
     if imported is None or all(place != DATA_PARALLEL for place, _ in imported.missing):
         return ()
-    ranks = load(source, *overrides, f"{DATA_PARALLEL}=1").parallelism.ranks
-    return (f"{DATA_PARALLEL}={gpus // ranks if gpus % ranks == 0 else 1}",)
+    try:  # one rank alone may be invalid, for example with states in host memory
+        replicas = load(source, *overrides, f"parallelism.gpus={gpus}").parallelism.data_parallel
+    except InputError:  # GPUs that the other axes do not divide; another error is raised again when the run is loaded
+        replicas = 1
+    return (f"{DATA_PARALLEL}={replicas}",)

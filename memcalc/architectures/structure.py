@@ -5,12 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, NamedTuple
 
-from memcalc.layout.adapters import Adapters, adapters_of, base_dtype, loss_gathers_head, read_dtype, replaces_linears
+from memcalc.layout.adapters import Adapters, adapters_of, loss_gathers_head, read_dtype, replaces_linears
 from memcalc.layout.spec_cache import cached_by_spec
 from memcalc.layout.stages import LayerModules, LayerType, recomputed_windows
 from memcalc.layout.weight_layout import split_by_dtensor, table_gradient_is_unsharded
 from memcalc.operators.base import wider
 from memcalc.operators.float8 import Float8
+from memcalc.spec.finetuning import base_dtype
 from memcalc.spec.fp32_modules import in_fp32
 from memcalc.spec.hardware.gpus import GpuSpec, find_gpu
 from memcalc.spec.hardware.kernels import FLASH_LARGEST_HEAD, kernel_for_heads, needs_columns
@@ -387,9 +388,17 @@ def _keeps_qkv_apart(spec: Spec) -> bool:
 
 
 def _adapters_read(spec: Spec) -> Adapters | None:
-    """Return the adapters, with the dtype that modules read."""
+    """Return the adapters, with the dtype that modules read.
+
+    PEFT casts an adapter's input to the dtype of its weight (peft 0.21 tuners/lora/layer.py, Linear.forward). Where the
+    adapter is a unit of FSDP1, that is the dtype of its shard, since the unit is gathered afterwards; without original
+    parameters only until the first gather, which is counted for all passes.
+    """
     found, gathered = adapters_of(spec), spec.parallelism.fsdp.param_dtype
-    return found if found is None or gathered is None else found._replace(dtype=gathered)
+    if found is None or gathered is None:
+        return found
+    stored = found.dtype if spec.parallelism.engine == "fsdp1" else ""
+    return found._replace(dtype=gathered, input_dtype=stored)
 
 
 def _dropout(model: ModelSpec, training: TrainingSpec, field: str) -> bool:

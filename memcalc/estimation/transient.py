@@ -9,6 +9,7 @@ from memcalc.layout.spec_cache import cached_by_spec
 from memcalc.layout.stages import Stage
 from memcalc.ledger.row_drafts import EVALUATION, RowDraft, mask_of, phases_of, run_phases
 from memcalc.programs.sized_program import ProgramSizer, run_sizer
+from memcalc.sharding.engines import ranks_that_may_hold_most
 from memcalc.simulation.passes import first_workspace, passes_of, pieces_of
 from memcalc.simulation.recorded_step import PassPeak, RecordedPasses, recorded_evaluation, recorded_step
 from memcalc.spec.hardware.gpus import GpuSpec
@@ -23,7 +24,8 @@ class SharedPeakPhases(NamedTuple):
 
     Args:
         mask: these phases.
-        recorded: the requests of each chunk of the stage; the chunks run sequentially.
+        recorded: the requests of each chunk of the stage, and of each rank that may hold most; the chunks run
+            sequentially.
         phase: the pass that the phases are.
         first: whether it is the first backward of the run, which allocates cuBLAS's workspace.
     """
@@ -119,7 +121,9 @@ def spans(
     for exist, passes in passes_of(spec, stage, gpu):
         workspace = next((each.workspace for each in passes if each.workspace is not None), None)
         recorded = [
-            recorded_step(spec, piece, sizer_of, exist=exist, workspace=workspace) for piece in pieces_of(spec, stage)
+            recorded_step(spec, piece, sizer_of, exist=exist, workspace=workspace, rank=rank)
+            for piece in pieces_of(spec, stage)
+            for rank in ranks_that_may_hold_most(spec)
         ]
         for each in passes:
             yield SharedPeakPhases(each.mask, recorded, each.stream, each.workspace is not None)

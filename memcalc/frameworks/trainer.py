@@ -37,6 +37,7 @@ def place_trainers_loop(draft: Draft) -> None:
     if draft.optimizer in ("adam-8bit", "lion-8bit") and not masters and draft.has("transformers", "4.52"):
         draft.default("training.optimizer_options.embeddings_32bit", True)
     _place_liger(draft)
+    _place_ddp(draft)
     place_padding(draft)
     place_lengths(draft, packs=packs_sequences(draft.given_fields))
     if draft.given("training.dtype") == "fp32":
@@ -46,6 +47,24 @@ def place_trainers_loop(draft: Draft) -> None:
     if is_on(facts.get("cut_cross_entropy")):
         draft.default("training.loss", "fused")
         draft.notes.append("cut cross-entropy is counted as Liger's fused loss, which has some logits at a time")
+
+
+def _place_ddp(draft: Draft) -> None:
+    """Set whether DDP looks for unused parameters: by default where nothing is recomputed, and with adapters.
+
+    transformers 5.23 trainer.py, _build_accelerator_args: a PeftModel is no PreTrainedModel. LLaMA-Factory 0.9.5
+    hparams/parser.py, get_train_args: not with LoRA.
+    """
+    if draft.given("parallelism.engine") not in (None, "ddp") or draft.given("parallelism.zero_stage"):
+        return
+    said = draft.given_fields.get("ddp_find_unused_parameters")
+    adapted = draft.given("training.finetune") in ("lora", "qlora")
+    if adapted:
+        default = draft.values.get(FRAMEWORK) != "llama-factory"
+    else:
+        default = draft.given("training.recompute") in (None, "none")
+    if default if said is None else is_on(said):
+        draft.default("parallelism.find_unused_parameters", True)
 
 
 def packs_sequences(fields: Mapping[str, Any]) -> bool:

@@ -34,7 +34,6 @@ _HOW = (  # DeepSpeed's words for the way in which ZeRO works
     "sub_group_size",
     "use_all_reduce_for_fetch_params",
     "use_multi_rank_bucket_allreduce",
-    "zenflow*",
 )
 
 OPTIMIZERS = {
@@ -75,7 +74,12 @@ FIELDS: dict[str, Meaning] = {
     "zero_optimization.cpu_offload": fact("cpu_offload", "parallelism.offload"),
     "zero_optimization.offload_param.device": fact("offload_param", "parallelism.offload"),
     "zero_optimization.cpu_offload_param": fact("cpu_offload_param", "parallelism.offload"),
+    "zero_optimization.offload_optimizer.ratio": lacking(
+        "optimizer states that stay on the device", "all are counted in host memory", known=(1, 1.0)
+    ),
+    "zero_optimization.offload_optimizer.super_offload": lacking("SuperOffload's updates on the device"),
     "zero_optimization.offload_optimizer*": nothing("part of the offload"),
+    "zero_optimization.zenflow*": lacking("ZenFlow's updates on the device"),
     "zero_optimization.offload_param*": nothing("part of the offload"),
     "zero_optimization.reduce_bucket_size": part("parallelism.zero_optimization.reduce_bucket_size"),
     "zero_optimization.overlap_comm": part("parallelism.zero_optimization.overlap_comm"),

@@ -60,7 +60,7 @@ def nothing(why: str = "no effect on the memory of a step") -> Meaning:
     return Meaning("no effect", why)
 
 
-def lacking(what: str, why: str = "", *, beyond: float | None = None, known: tuple[str, ...] = ()) -> Meaning:
+def lacking(what: str, why: str = "", *, beyond: float | None = None, known: tuple[object, ...] = ()) -> Meaning:
     """Return the meaning of a field that needs uncounted memory: the estimate can be too low.
 
     "no", 0 and false disable it.

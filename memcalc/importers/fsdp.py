@@ -119,7 +119,7 @@ def fsdp_version(draft: Draft) -> int:
     requested = settings.get("fsdp_version", settings.get("version", draft.given_fields.get("fsdp_version")))
     if str(requested) in ("1", "2"):
         return int(str(requested))
-    if draft.given(FRAMEWORK) == "accelerate":
+    if draft.given(FRAMEWORK) == "accelerate" or "kind" in draft.facts:  # distributed_type of Accelerate's files
         return 1
     guessed = "training.versions.transformers" not in draft.overridden
     if guessed and draft.given("training.qlora.quant_storage") == "uint8":
@@ -198,6 +198,10 @@ def _place_flat_parameters(draft: Draft) -> None:
     draft.default("parallelism.fsdp.forward_prefetch", _is_on(settings, "forward_prefetch"))
     original = str(_setting(settings, "use_orig_params", "true")).lower() == "true"
     draft.default("parallelism.fsdp.use_orig_params", original)
+    if _has_adapters(draft):  # trainer.py, _prepare_for_training: PEFT's policy
+        draft.default("parallelism.fsdp.wrap", "layers-and-trained")
+        if draft.given("training.finetune") == "qlora":  # a unit of several dtypes is an error
+            draft.default("training.lora.base_dtype", "compute")
     if script and not draft.given("parallelism.fsdp.use_orig_params"):
         # A script builds its optimizer before accelerator.prepare flattens the parameters.
         what = "parameters that the optimizer references before FSDP1 flattens them"
@@ -212,7 +216,7 @@ def _lacks(draft: Draft, settings: Mapping[Any, Any]) -> str:
     masters = str(draft.overridden.get("training.recipe", "")).startswith("mixed")
     degrees = ("tensor_parallel", "context_parallel", "pipeline_parallel", "expert_parallel")
     reasons = {
-        "adapters": draft.given("training.finetune") in ("lora", "qlora"),
+        "adapters in units with frozen weights": script and _has_adapters(draft),
         "parameters in host memory": draft.given("parallelism.offload") not in (None, "none"),
         "units by size": by_size or policy == "SIZE_BASED_WRAP",
         "the model as one unit": policy == "NO_WRAP" or not (policy or by_size or _wraps_layers(draft)),
@@ -222,6 +226,10 @@ def _lacks(draft: Draft, settings: Mapping[Any, Any]) -> str:
         "other parallelism": any(draft.given(f"parallelism.{each}") not in (None, 1) for each in degrees),
     }
     return next((reason for reason, is_so in reasons.items() if is_so), "")
+
+
+def _has_adapters(draft: Draft) -> bool:
+    return draft.given("training.finetune") in ("lora", "qlora")
 
 
 def _wraps_layers(draft: Draft) -> bool:

@@ -31,6 +31,7 @@ from memcalc.importers.file_format import (
     lacking,
     nothing,
     overcounted,
+    part,
     to,
 )
 from memcalc.importers.fsdp import fsdp_version, place_fsdp, place_policy
@@ -135,9 +136,10 @@ TRAINER: dict[str, Meaning] = {
             *("accelerator_config*", "debug", "disable_tqdm", "full_determinism", "ignore_data_skip", "label_names"),
             *("local_rank", "project", "restore_callback_states_from_checkpoint", "skip_memory_metrics", "use_cpu"),
             *("train_sampling_strategy", "length_column_name", "trackio_*", "use_cache", "enable_jit_checkpoint"),
-            *("ddp_backend", "ddp_broadcast_buffers", "ddp_find_unused_parameters", "ddp_static_graph"),
+            *("ddp_backend", "ddp_broadcast_buffers", "ddp_static_graph"),
         )
     },
+    "ddp_find_unused_parameters": part("parallelism.find_unused_parameters"),
     "ddp_bucket_cap_mb": overcounted("separate bucket sizes", "the default is counted"),
     "torch_compile_*": nothing("part of torch_compile"),
     **{
@@ -189,6 +191,8 @@ def finish_trainer(
     elif draft.values.get("training.finetune") in ("lora", "qlora"):
         # Adapters are in fp32, regardless of the base.
         draft.default("training.recipe", policy or ("amp" if autocasts else "pure"))
+        if policy and draft.given("parallelism.engine") == "fsdp1":  # accelerator.py, prepare_model: upcast to fp32
+            draft.values["training.recipe"] = policy
         if autocasts and (low or weights_follow) and not _upcasts(draft):
             draft.default("training.lora.base_dtype", "compute")
     else:  # under a policy trained parameters are cast to fp32, regardless of their loaded dtype
@@ -197,7 +201,9 @@ def finish_trainer(
             draft.default("training.autocast", True)  # accelerator.py, prepare_model: regardless of the weights' dtype
     if low and autocasts and not policy:
         _weight_dtype(draft, weights)
-    if low and policy and draft.given("parallelism.engine") == "fsdp1":  # accelerator.py, prepare_model: upcast to fp32
+    adapted = draft.given("training.finetune") in ("lora", "qlora")
+    narrow = not adapted or draft.given("training.lora.adapter_dtype") == "compute"
+    if low and narrow and policy and draft.given("parallelism.engine") == "fsdp1":  # upcast to fp32
         draft.default("parallelism.fsdp.load_dtype", "fp16" if weights in ("float16", "fp16") else "bf16")
     place_copies(draft)
 

@@ -16,6 +16,7 @@ from memcalc.spec.finetuning import (
     LoraSpec,
     QloraSpec,
     adapted_modules,
+    base_dtype,
     leaves_packed_weights,
     packing_dtype,
 )
@@ -23,7 +24,7 @@ from memcalc.spec.model import ModelSpec
 from memcalc.spec.recipes import RECIPES
 from memcalc.spec.spec import Spec
 from memcalc.spec.towers import VISION
-from memcalc.spec.training import TOKENWISE, TrainingSpec
+from memcalc.spec.training import TOKENWISE
 
 LINEAR_TARGETS = frozenset(
     (*ATTENTION_TARGETS, *LINEAR_ATTENTION_TARGETS, *MAMBA_TARGETS, *LATENT_TARGETS, *MLP_TARGETS)
@@ -54,12 +55,13 @@ class Adapters(NamedTuple):
     Args:
         targets: modules with a LoRA adapter.
         rank: rank of the adapters.
-        dtype: dtype of the adapter weights.
+        dtype: dtype of the adapter weights that modules read.
         dropout: dropout probability at the input of an adapter.
         saved: modules that are trained in full (`modules_to_save`).
         quantized: how frozen matrices are quantized; None without quantization.
         input_gradient: whether the embedding's output requires a gradient.
         keeps_inputs: whether frozen linear layers, too, save their input, which no gradient needs.
+        input_dtype: dtype to which PEFT casts an adapter's input, where it is not `dtype`.
         joined: with LitGPT's modules, those of q, k and v that share its one adapter; None with PEFT's.
         joins_unequal_parts: whether k and v have fewer heads than q.
     """
@@ -72,6 +74,7 @@ class Adapters(NamedTuple):
     quantized: Quantization | None
     input_gradient: bool
     saves_inputs: bool = False
+    input_dtype: str = ""
     joined: tuple[str, ...] | None = None
     joins_unequal_parts: bool = False
 
@@ -170,12 +173,3 @@ def loss_gathers_head(spec: Spec) -> bool:
 def read_dtype(spec: Spec) -> str:
     """Return the dtype of the weights that modules read: the dtype of FSDP2's all-gather, else the stored dtype."""
     return spec.parallelism.fsdp.param_dtype or base_dtype(spec.training)
-
-
-def base_dtype(training: TrainingSpec) -> str:
-    """Return the dtype of the stored weights: from the recipe, or that of the frozen base model."""
-    in_16_bits = training.weight_dtype or training.dtype
-    if training.lora is not None:
-        return "fp32" if training.lora.base_dtype == "fp32" else in_16_bits
-    weights = RECIPES[training.recipe].weights
-    return in_16_bits if weights == "compute" else weights

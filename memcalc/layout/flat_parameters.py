@@ -1,6 +1,8 @@
 """FSDP1's flat parameters: all parameters of a unit in one tensor, of which each rank has an equal chunk.
 
-Source: torch 2.13 distributed/fsdp/_flat_param.py, FlatParamHandle.
+Units are the layers and the root, which has all other parameters. With PEFT's policy each module that trains is a unit,
+too, and the layers and the root have the frozen parameters. Sources: torch 2.13 distributed/fsdp/_flat_param.py,
+FlatParamHandle; peft 0.21 utils/other.py, fsdp_auto_wrap_policy.
 """
 
 from __future__ import annotations
@@ -60,16 +62,31 @@ def flat_unit(parameters: Sequence[LocalParameter], ranks: int, element_bytes: i
 
 
 def units_of(
-    before: Sequence[LocalParameter], inside: Sequence[LocalParameter], after: Sequence[LocalParameter]
+    before: Sequence[LocalParameter],
+    inside: Sequence[LocalParameter],
+    after: Sequence[LocalParameter],
+    *,
+    trained_apart: bool,
 ) -> Iterator[tuple[str, tuple[LocalParameter, ...]]]:
-    """Yield the name and the parameters of each distinct unit, given those before, inside and after the layers."""
-    kinds: dict[str, list[LocalParameter]] = {}
-    for parameter in inside:
-        kinds.setdefault(parameter.module.partition("*")[0], []).append(parameter)
-    for prefix, alike in kinds.items():
-        yield f"{prefix}*", tuple(alike)
-    if root := (*before, *after):
-        yield ROOT_MODULE, root
+    """Yield the name and the parameters of each distinct unit.
+
+    Args:
+        before: the parameters before the layers.
+        inside: those of one layer of each type.
+        after: those after the layers.
+        trained_apart: whether each module that trains is a unit.
+    """
+    units: dict[str, list[LocalParameter]] = {}
+    for parameter in (*inside, *before, *after):
+        name = f"{parameter.module.partition('*')[0]}*" if parameter.where == "layer" else ROOT_MODULE
+        units.setdefault(parameter.module if trained_apart and parameter.trains else name, []).append(parameter)
+    for name, members in units.items():
+        yield name, tuple(members)
+
+
+def module_in(parameter: LocalParameter) -> str:
+    """Return the name of a parameter's module in its layer, or outside of layers; a trained copy has the original's."""
+    return parameter.module.rpartition("*.")[2].removesuffix(".saved")
 
 
 def flat_row(name: str, parameters: Sequence[LocalParameter], unit: FlatUnit, where: str) -> LocalParameter:
@@ -81,7 +98,7 @@ def flat_row(name: str, parameters: Sequence[LocalParameter], unit: FlatUnit, wh
         unit: its flat parameter.
         where: the part of the model: embedding, layer or head.
     """
-    symbol = "P_root" if name == ROOT_MODULE else "P_layer"
+    symbol = "P_root" if name == ROOT_MODULE else "P_layer" if name.endswith("*") else "P_module"
     first = parameters[0]
     count = 1 if name == ROOT_MODULE else first.count
     axes = ((symbol, unit.elements),)

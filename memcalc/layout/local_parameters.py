@@ -14,11 +14,12 @@ from itertools import chain
 from math import prod
 from typing import NamedTuple
 
-from memcalc.layout.adapters import Adapters, adapters_of, base_dtype
+from memcalc.layout.adapters import Adapters, adapters_of
 from memcalc.layout.parameters import Axis, Parameter, layers_by_prefix, parameter_table, trains_with_text
 from memcalc.layout.stages import Stage, one_in_flight
 from memcalc.layout.symbols import model_values
 from memcalc.layout.weight_layout import table_gradient_is_unsharded, weight_layout
+from memcalc.spec.finetuning import base_dtype
 from memcalc.spec.fp32_modules import in_fp32
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.model_families.conversion import built_in_fp32

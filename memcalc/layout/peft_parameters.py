@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from memcalc.layout.adapters import Adapters, Quantization, adapters_of, base_dtype
+from memcalc.layout.adapters import Adapters, Quantization, adapters_of
 from memcalc.layout.local_parameters import LocalParameter
 from memcalc.layout.parameters import Axis, Parameter, count_parameters, parameter_table, trains_with_text
 from memcalc.layout.weight_layout import weight_layout
+from memcalc.spec.finetuning import base_dtype
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.spec import Spec

@@ -113,7 +113,7 @@ class LoraLinear(Float8Linear, Elementwise):
             base = self.copy(base, f"{module} output, cloned", out)  # tuners/lora/bnb.py
         into = x
         if not (quantized and self.autocast):
-            into = self.cast(x, adapters.dtype, f"{module} input for the adapter")
+            into = self.cast(x, adapters.input_dtype or adapters.dtype, f"{module} input for the adapter")
         dropped = self.dropout(into, f"{module} adapter dropout", adapters.dropout)
         low = self._matrix(dropped, f"{module}.lora_A", ("r", weight[1]), (*x.shape[:2], "r"))
         high = self._in_order(self._matrix(low, f"{module}.lora_B", (weight[0], "r"), out), module, copies=copies)

@@ -2,6 +2,7 @@
 
 The constructor broadcasts rank 0's parameters in flat buffers of 250 MiB, then allocates one bucket for all gradients.
 The forward after the first reduction replaces it by buckets of 25 MiB in the order in which gradients became ready.
+With find_unused_parameters there are buckets of 25 MiB from the start, the last parameters first, which stay.
 Gradients are copied into buckets and stay allocated in addition (gradient_as_bucket_view=False).
 """
 
@@ -22,6 +23,7 @@ BROADCAST_BYTES = 250 * MIB  # distributed.py, broadcast_bucket_size
 FLAT_BUFFERS_AT_ONCE = 2  # csrc/distributed/c10d/comm.cpp, broadcast_coalesced: maxInFlight
 FIRST_BUCKET_BYTES = MIB  # distributed_c10d, _DEFAULT_FIRST_BUCKET_BYTES
 BUCKET_BYTES = 25 * MIB  # bucket_cap_mb
+FLAG_BYTES = 4  # of a parameter: whether it was used
 
 
 class DDP(Engine):
@@ -36,6 +38,7 @@ class DDP(Engine):
             it makes the nodes that accumulate gradients. If it is not the default one, as in Lightning (2.6
             pytorch/strategies/ddp.py, _setup_model), the cache is emptied afterwards (checkpoint_connector.py,
             resume_end).
+        finds_unused: DDP's find_unused_parameters.
     """
 
     def __init__(
@@ -46,12 +49,14 @@ class DDP(Engine):
         *,
         reduces_each: bool,
         stream: int,
+        finds_unused: bool = False,
     ) -> None:
         super().__init__(requests)
         self.parameters = parameters
         self.choice = options
         self.reduces_each = reduces_each
         self.sum_stream = stream
+        self.finds_unused = finds_unused
         self.buckets: list[int] = []
         self.ready: list[LocalParameter] = []  # parameters in the order in which their gradients are ready
         self.is_ordered = False  # whether `ready` is complete
@@ -68,9 +73,14 @@ class DDP(Engine):
             if len(in_flight) == FLAT_BUFFERS_AT_ONCE:
                 self.requests.drop((in_flight.popleft(),))
         self.requests.drop(in_flight)
-        trained = [parameter for parameter in reversed(self.parameters) if parameter.trains]
-        buckets = in_order_of_first(self._sized(trained), [])
+        trained = [parameter for parameter in self.parameters if parameter.trains]
+        if self.finds_unused:  # distributed.py, _ddp_init_helper
+            buckets = [*reversed(in_order_of_first(self._sized(trained), [FIRST_BUCKET_BYTES, BUCKET_BYTES]))]
+        else:
+            buckets = in_order_of_first(self._sized(reversed(trained)), [])
         self.buckets = [self.requests.take(sum(sizes), self.sum_stream) for sizes in buckets]
+        if self.finds_unused:
+            self.requests.take(FLAG_BYTES * len(trained), self.sum_stream)  # local_used_map_dev_
         if self.sum_stream:
             self.requests.empty_cache()
 
@@ -81,7 +91,7 @@ class DDP(Engine):
 
     def prepare(self) -> None:
         """Rebuild the buckets before the first forward after a reduction."""
-        if self.rebuilt or not (self.has_reduced and self.is_ordered):
+        if self.finds_unused or self.rebuilt or not (self.has_reduced and self.is_ordered):
             return
         self.rebuilt = True
         self.requests.drop(self.buckets)

@@ -13,8 +13,10 @@ from memcalc.layout.stages import layer_modules, stages_of
 from memcalc.sharding.engine import ROOT, Engine
 from memcalc.sharding.zero3 import ZeRO3
 from memcalc.sharding.zero3_modules import ModuleCalls, ModuleTree, reference_modules, transformers_modules
+from memcalc.sharding.zero3_offload import ZeRO3Offload
 from memcalc.sharding.zero3_order import Order
 from memcalc.sharding.zero12 import ZeRO12
+from memcalc.sharding.zero12_offload import ZeRO12Offload
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.programs import is_before
 from memcalc.spec.recompute_plan import Segment
@@ -34,6 +36,13 @@ SCALES_OUTPUT_GRADIENT = "0.18.4", "0.19.6"
 # The first release in which stage 3 frees, after backward, parameters that no hook has freed (runtime/zero/stage3.py,
 # backward_epilogue).
 FREES_LEFTOVERS = "0.19.3"
+# The first release in which frozen parameters of a recomputation stay until the backward module that began it
+# has ended (runtime/zero/partitioned_param_coordinator.py, update_recompute_parameters).
+KEEPS_RECOMPUTED = "0.19.3"
+# The first release in which the check for overflow makes no copy of a gradient (runtime/utils.py, has_inf_or_nan), and
+# the first one that clones gradients larger than the bucket if states are offloaded (runtime/zero/stage_1_and_2.py,
+# reduce_independent_p_g_buckets_and_remove_grads).
+REDUCES_OVERFLOW, CLONES_LARGE_GRADIENTS = "0.19.6", "0.19.8"
 PACKED = "uint8"  # the dtype of packed 4-bit weights, which no cast changes
 LORA_CALLS_MODEL = "0.21"  # of PEFT
 
@@ -73,14 +82,24 @@ def _engine(
 ) -> Engine:
     options = state_options(spec)
     if options.zero_stage < 3:
-        return ZeRO12(requests, ordered, options, rank)
+        if not options.offloads:
+            return ZeRO12(requests, ordered, options, rank)
+        reduces, clones = (not _is_older(spec, release) for release in (REDUCES_OVERFLOW, CLONES_LARGE_GRADIENTS))
+        return ZeRO12Offload(requests, ordered, options, rank, reduces_overflow=reduces, clones_large=clones)
     stops_inside = not block_structure(spec).residual_dropout
     order = Order(_modules(ordered, units, spec), stops_inside=stops_inside, detached=options.detached)
     family = _transformers_family(spec)
     views_experts = family is None or family.transposes_experts
-    frees_leftovers = not _is_older(spec, FREES_LEFTOVERS)
-    turns = [*order.turns(plan)]
-    return ZeRO3(requests, ordered, turns, options, views_experts=views_experts, frees_leftovers=frees_leftovers)
+    engine = ZeRO3Offload if options.offloads else ZeRO3
+    return engine(
+        requests,
+        ordered,
+        [*order.turns(plan)],
+        options,
+        views_experts=views_experts,
+        frees_leftovers=not _is_older(spec, FREES_LEFTOVERS),
+        keeps_recomputed=not _is_older(spec, KEEPS_RECOMPUTED),
+    )
 
 
 def _computes_loss_by_tokens(spec: Spec) -> bool:

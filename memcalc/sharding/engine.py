@@ -34,6 +34,7 @@ class Engine:
 
     keeps_gradients = True  # whether gradients stay as autograd made them, and later micro-batches are added to them
     hooks_gradients = False  # whether the engine takes over each gradient when its operator's backward has ended
+    frees_gradients = False  # whether the optimizer step frees the gradients
     hooks_modules = False  # whether it has hooks around each module with parameters, not only around units
     wraps_embedding_and_head = False  # whether the embedding is a unit, and final norm and LM head are another
     output_is_loss = False  # whether the loss is part of the root's forward
@@ -161,10 +162,10 @@ class Engine:
         """Run after the forward or backward of the last module that was entered."""
 
     def before_step(self, gradients: list[int]) -> None:
-        """Run before the optimizer step, which frees the gradients if the engine hooks them.
+        """Run before the optimizer step, which frees the gradients given.
 
         Args:
-            gradients: the storages of gradients.
+            gradients: the storages of gradients that the step frees; empty if it does not.
         """
 
     def before_update(self, number: int) -> None:

@@ -54,7 +54,25 @@ def engine_of(
         return FSDP1(requests, units, options, rank or 0)
     # Frameworks accumulate gradients under no_sync; memcalc's own step does not (step/loop.py).
     framework = spec.training.framework
-    return DDP(requests, ordered, options, reduces_each=framework is None, stream=int(framework == "lightning"))
+    return DDP(
+        requests,
+        ordered,
+        options,
+        reduces_each=framework is None,
+        stream=int(framework == "lightning"),
+        finds_unused=spec.parallelism.find_unused_parameters,
+    )
+
+
+def ranks_that_may_hold_most(spec: Spec) -> tuple[int | None, ...]:
+    """Return the data-parallel ranks of which one has the highest peak of a pass (None: the one `engine_of` takes).
+
+    With states in host memory at DeepSpeed's stage 2 the last rank's gradients are copied first, while most activations
+    are live, and the first rank has the embedding, often the largest parameter.
+    """
+    options = state_options(spec)
+    copies = options.engine == "deepspeed" and options.offloads and options.zero_stage == 2
+    return (None, 0) if copies else (None,)
 
 
 def _megatron_buffers(spec: Spec) -> MegatronBuffers:

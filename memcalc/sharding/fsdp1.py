@@ -11,11 +11,13 @@ done; here, and on the null CUDA device, at once.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from memcalc.layout.local_parameters import LocalParameter, LocalParameters
 from memcalc.ledger.component import Component
 from memcalc.sharding.engine import ROOT, Engine, Gradient
+from memcalc.sharding.flat_units import THE_ROOT, UnitKey, in_order_of_end, units_in_order
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.states.flat_states import flat_states, unit_of
 from memcalc.states.state_options import StateOptions
@@ -68,7 +70,7 @@ class FSDP1(Engine):
 
     Args:
         requests: the list of requests to record to.
-        units: the parameters of each unit, in registration order.
+        units: the parameters of each layer and of the root, in registration order.
         choice: state options of the run.
         rank: the data-parallel rank.
     """
@@ -85,27 +87,32 @@ class FSDP1(Engine):
         self.output_is_loss = options.loss_in_model
         # Only the last micro-batch reduces, and the first one cannot prefetch.
         self.repeats = not (options.sums_unsharded or options.forward_prefetch)
+        self.members = units_in_order(units, options)
         known: dict[tuple[LocalParameter, ...], FlatUnitSizes] = {}
         pieces: dict[tuple[LocalParameter, ...], tuple[int, ...]] = {}
-        self.sizes: dict[int, FlatUnitSizes] = {}
-        self.pieces: dict[int, tuple[int, ...]] = {}  # bytes of the rank's part of each parameter
-        self.trains: dict[int, bool] = {}
-        self.labels: dict[int, FlatUnitLabels] = {}
-        for unit, parameters in units.items():
-            members = tuple(each for each in parameters if not each.beside)
-            if not members:
-                continue
+        for members in self.members.values():
             if members not in known:
                 known[members] = sizes_of(members, options)
                 pieces[members] = pieces_of(members, options, rank)
-            self.sizes[unit], self.labels[unit] = known[members], labels_of(unit, members, options)
-            self.pieces[unit] = pieces[members]
-            self.trains[unit] = any(each.trains for each in members)
-        layers = sorted(unit for unit in self.sizes if unit >= 0)
-        self.before = dict(zip([*layers[1:], ROOT], layers, strict=False))  # unit -> the unit that ran before it
-        self.after = dict(zip((ROOT, *layers), layers, strict=False))  # unit -> the unit that runs after it
-        self.unsharded: dict[int, int] = {}  # unit -> the gathered flat parameter
-        self.sums: dict[int, int] = {}  # unit -> flat gradient of earlier micro-batches, not reduced
+        self.sizes = {unit: known[members] for unit, members in self.members.items()}
+        self.pieces = {unit: pieces[members] for unit, members in self.members.items()}  # of the rank, in bytes
+        self.trains = {unit: any(each.trains for each in members) for unit, members in self.members.items()}
+        self.labels = {unit: labels_of(unit, members, options) for unit, members in self.members.items()}
+        self.hooks_modules = self.hooks_gradients = any(unit.module for unit in self.members)
+        began = [*self.members]  # in the order in which forward begins the units
+        ended = in_order_of_end(began)
+        self.before = dict(zip(ended[1:], ended, strict=False))  # unit -> the unit that ran before it
+        self.after = dict(pairwise(began))  # unit -> the unit that runs after it
+        layers = sorted(unit.place for unit in began if unit.place >= 0 and not unit.module)
+        self.below = dict(zip(layers[1:], layers, strict=False))  # layer -> the layer that ran before it
+        self.unsharded: dict[UnitKey, int] = {}  # unit -> the gathered flat parameter
+        self.sums: dict[UnitKey, int] = {}  # unit -> flat gradient of earlier micro-batches, not reduced
+        self.awaits_backward: set[UnitKey] = set()  # units that have run forward, but not begun backward
+        self.in_backward = False
+        self.running: UnitKey | None = None  # the module that runs, of those that are units
+        self.runs_forward = True  # whether it runs forward, or again
+        self.ready: list[Gradient] = []  # its gradients
+        self.reduced: list[int] = []  # gradient shards of modules, until backward of their layer ends
         self.have_gradients = False
         self.reduces = True
         self.is_initialized = False
@@ -122,7 +129,7 @@ class FSDP1(Engine):
         """Record the flat gradients of earlier micro-batches, which the last one reduces."""
         for unit, sizes in self.sizes.items() if self.choice.sums_unsharded else ():
             if self.trains[unit]:
-                with self.requests.repeat(self.rounds.get(unit, 1)):
+                with self.requests.repeat(self.rounds.get(unit.place, 1)):
                     self.sums[unit] = self.requests.take(sizes.gradient, UNSHARD, self.labels[unit].gradient)
         return []
 
@@ -136,7 +143,7 @@ class FSDP1(Engine):
         self.is_initialized = self.is_any = self.knows_order = True
         if self.choice.sums_unsharded and not self.reshards:
             for unit in self.sizes:
-                with self.requests.repeat(self.rounds.get(unit, 1)):
+                with self.requests.repeat(self.rounds.get(unit.place, 1)):
                     self._unshard(unit)
 
     def prepare(self) -> None:
@@ -147,10 +154,8 @@ class FSDP1(Engine):
         if self.is_initialized:
             return
         self.is_initialized = True
-        for unit in (ROOT, *(unit for unit in self.sizes if unit != ROOT)):
-            if unit not in self.sizes:
-                continue
-            sizes, labels = self.sizes[unit], self.labels[unit]
+        for unit, sizes in self.sizes.items():
+            labels = self.labels[unit]
             buffers = (
                 (sizes.cast, labels.cast),
                 (sizes.unsharded, labels.unsharded),
@@ -165,16 +170,16 @@ class FSDP1(Engine):
         self.have_gradients = have_gradients
         self.reduces = last or not self.choice.sums_unsharded
 
+    # -- hooks ---------------------------------------------------------------------------------------------------------
+
     def before_forward(self, unit: int) -> None:
-        """Pre-forward: unshard, unless an earlier pass has left the unit unsharded; prefetch the next unit."""
-        self._unshard(unit)
-        if self.choice.forward_prefetch and self.knows_order:
-            self._unshard(self.after.get(unit))
+        """Begin the forward of a layer or the root."""
+        self.in_backward = False
+        self._begin_forward(UnitKey(unit))
 
     def after_forward(self, unit: int) -> None:
-        """Post-forward: free the unsharded flat parameter, except the root's. Source: _post_forward_reshard."""
-        if unit != ROOT and self.reshards and unit in self.unsharded:
-            self.requests.drop((self.unsharded.pop(unit),))
+        """End the forward of a layer or the root."""
+        self._end_forward(UnitKey(unit))
 
     def after_evaluation(self) -> None:
         """Free the flat parameters that stay unsharded after forward, such as the root's.
@@ -184,14 +189,69 @@ class FSDP1(Engine):
         self._drop_all(self.unsharded)
 
     def before_backward(self, unit: int) -> None:
-        """Pre-backward: unshard unless prefetched; prefetch the unit that ran before. Source: _pre_backward_hook."""
-        self._unshard(unit)
-        if self.choice.backward_prefetch == "pre":
-            self._unshard(self.before.get(unit))
+        """Begin the backward of a layer or the root."""
+        self.in_backward = True
+        self._begin_backward(UnitKey(unit))
 
     def after_backward(self, unit: int, gradients: Sequence[Gradient]) -> list[int]:
-        """Post-backward: concatenate gradients, reshard, prefetch, reduce. Source: _post_backward_hook."""
+        """End the backward of a layer or the root; return its gradient shards and those of its modules."""
+        found = UnitKey(unit)
         self.knows_order |= unit == ROOT
+        if self.trains.get(found, True):
+            self._end_backward(found, gradients)
+        else:
+            self._reshard_frozen(found)
+        shards, self.reduced = self.reduced, []
+        return shards
+
+    def module_of(self, unit: int, name: str) -> str:
+        """Return the module if it is a unit."""
+        return name if UnitKey(unit, name) in self.sizes else ""
+
+    def before_module(self, unit: int, module: str, *, again: bool) -> None:
+        """Begin the forward or backward of a module that is a unit."""
+        self.running, self.runs_forward = UnitKey(unit, module), again or not self.in_backward
+        if self.runs_forward:
+            self._begin_forward(self.running)
+        else:
+            self._begin_backward(self.running)
+
+    def after_module(self) -> None:
+        """End the forward or backward of a module that is a unit."""
+        unit, self.running = self.running, None
+        if unit is not None and self.runs_forward:
+            self._end_forward(unit)
+        elif unit is not None:
+            gradients, self.ready = self.ready, []
+            self._end_backward(unit, gradients)
+
+    def gradient_ready(self, gradient: Gradient) -> None:
+        """Take over a gradient of the module that runs, until its backward ends."""
+        self.ready.append(gradient)
+
+    # -- units ---------------------------------------------------------------------------------------------------------
+
+    def _begin_forward(self, unit: UnitKey) -> None:
+        """Pre-forward: unshard, unless an earlier pass has left the unit unsharded; prefetch the next unit."""
+        self._unshard(unit)
+        if self.choice.forward_prefetch and self.knows_order:
+            self._unshard(self.after.get(unit))
+
+    def _end_forward(self, unit: UnitKey) -> None:
+        """Post-forward: free the unsharded flat parameter, except the root's. Source: _post_forward_reshard."""
+        self.awaits_backward.add(unit)
+        if unit != THE_ROOT and self.reshards and unit in self.unsharded:
+            self.requests.drop((self.unsharded.pop(unit),))
+
+    def _begin_backward(self, unit: UnitKey) -> None:
+        """Pre-backward: unshard unless prefetched; prefetch the unit that ran before. Source: _pre_backward_hook."""
+        self.awaits_backward.discard(unit)
+        self._unshard(unit)
+        if self.choice.backward_prefetch == "pre":
+            self._prefetch(unit)
+
+    def _end_backward(self, unit: UnitKey, gradients: Sequence[Gradient]) -> None:
+        """Post-backward: concatenate gradients, reshard, prefetch, reduce. Source: _post_backward_hook."""
         flat: list[int] = []
         if gradients and unit in self.sizes:  # ATen FunctionsManual.cpp, split_with_sizes_backward
             sizes, label, take = self.sizes[unit], self.labels[unit].gradient, self.requests.take
@@ -199,37 +259,58 @@ class FSDP1(Engine):
             flat = [take(sizes.gradient, UNSHARD, label)]
             self.requests.drop(zeros)
         self.requests.drop(each.storage for each in gradients)
-        if unit in self.unsharded and self._frees_in_backward(unit):
-            self.requests.drop((self.unsharded.pop(unit),))
-        if self.choice.backward_prefetch == "post" and unit != ROOT:  # the layers have run backward before the root
-            self._unshard(self.before.get(unit))
+        self._reshard(unit)
         if not flat:
-            return []
+            return
         if not self.reduces:
             self._add_up(unit, flat)
-            return []
-        if self.is_any and unit == ROOT:
-            self._drop_all(self.sums, but=ROOT)
+            return
+        if self.is_any and unit == THE_ROOT:
+            self._drop_all(self.sums, but=THE_ROOT)
             self._drop_all(self.unsharded)
-        if unit in self.sums and not (self.is_any and unit != ROOT):
+        if unit in self.sums and not (self.is_any and unit != THE_ROOT):
             flat.insert(0, self.sums.pop(unit))
-        kept = self._reduce(unit)
+        self.reduced += self._reduce(unit)
         self.requests.drop(flat)
-        return kept
 
-    def _frees_in_backward(self, unit: int) -> bool:
+    def _reshard_frozen(self, unit: UnitKey) -> None:
+        """Reshard a unit without gradients. Source: _register_post_backward_reshard_only_hook.
+
+        The hook is on the gradient of the unit's input, after the one that begins the backward of the layer below. The
+        first layer has none where its input needs no gradient, and the root has none: the end of backward reshards them
+        (_post_backward_final_callback).
+        """
+        if unit == THE_ROOT:
+            if self.is_any:
+                self._drop_all(self.sums)
+            if self._frees_in_backward(unit):
+                self._drop_all(self.unsharded)
+        elif unit.place in self.below:
+            self._begin_backward(UnitKey(self.below[unit.place]))
+            self._reshard(unit)
+        elif not self.choice.detached:
+            self._reshard(unit)
+
+    def _reshard(self, unit: UnitKey) -> None:
+        """Free the unsharded flat parameter, and prefetch. Source: _post_backward_reshard."""
+        if unit in self.unsharded and self._frees_in_backward(unit):
+            self.requests.drop((self.unsharded.pop(unit),))
+        if self.choice.backward_prefetch == "post" and unit != THE_ROOT:  # the layers have run backward before the root
+            self._prefetch(unit)
+
+    def _frees_in_backward(self, unit: UnitKey) -> bool:
         """Return whether a unit is resharded after its backward. Source: _should_free_in_backward."""
-        if self.is_any and self.choice.sums_unsharded and unit != ROOT:
+        if self.is_any and self.choice.sums_unsharded and unit != THE_ROOT:
             return self.reshards
         return self.reduces or self.reshards
 
-    def _drop_all(self, storages: dict[int, int], but: int | None = None) -> None:
+    def _drop_all(self, storages: dict[UnitKey, int], but: UnitKey | None = None) -> None:
         """Free a storage of each unit."""
         for unit in [each for each in storages if each != but]:
-            with self.requests.repeat(self.rounds.get(unit, 1)):
+            with self.requests.repeat(self.rounds.get(unit.place, 1)):
                 self.requests.drop((storages.pop(unit),))
 
-    def _add_up(self, unit: int, flat: list[int]) -> None:
+    def _add_up(self, unit: UnitKey, flat: list[int]) -> None:
         """Keep a flat gradient, or add it to the one of earlier micro-batches.
 
         The first one of a step also makes a gradient of each part of a parameter, which then becomes a view of the flat
@@ -242,7 +323,13 @@ class FSDP1(Engine):
         for size in self.pieces.get(unit, ()):
             self.requests.drop((self.requests.take(size, UNSHARD, self.labels[unit].shard),))
 
-    def _unshard(self, unit: int | None) -> None:
+    def _prefetch(self, unit: UnitKey) -> None:
+        """Unshard the unit that ran before, if its backward has not begun. Source: _get_handle_to_prefetch."""
+        before = self.before.get(unit)
+        if before in self.awaits_backward:
+            self._unshard(before)
+
+    def _unshard(self, unit: UnitKey | None) -> None:
         """Cast and gather a unit. Source: _runtime_utils.py, _unshard; _flat_param.py, pre_unshard to post_unshard."""
         if unit is None or unit not in self.sizes or unit in self.unsharded:
             return
@@ -251,7 +338,7 @@ class FSDP1(Engine):
         self.unsharded[unit] = take(sizes.unsharded, UNSHARD, labels.unsharded)
         self.requests.drop(cast)
 
-    def _reduce(self, unit: int) -> list[int]:
+    def _reduce(self, unit: UnitKey) -> list[int]:
         """Reduce-scatter a unit's flat gradient; return the shard, unless it is added to an earlier one.
 
         Source: _runtime_utils.py, _reduce_grad, _get_reduce_scatter_tensors, _accumulate_sharded_grad.
@@ -300,9 +387,11 @@ def pieces_of(parameters: tuple[LocalParameter, ...], options: StateOptions, ran
     return tuple(size * elements for elements in unit_of(parameters, options).pieces(rank) if elements)
 
 
-def labels_of(unit: int, parameters: tuple[LocalParameter, ...], options: StateOptions) -> FlatUnitLabels:
+def labels_of(unit: UnitKey, parameters: tuple[LocalParameter, ...], options: StateOptions) -> FlatUnitLabels:
     """Return the labels of a unit's storages."""
-    name, symbol = ("the root", "P_root") if unit == ROOT else ("a layer", "P_layer")
+    name, symbol = ("the root", "P_root") if unit == THE_ROOT else ("a layer", "P_layer")
+    if unit.module:
+        name, symbol = "a trained module", "P_module"
     own = parameters[0].dtype or options.base
     compute, reduced = options.gathered or own, options.reduced or own
 

@@ -134,7 +134,7 @@ class ZeRO12(Engine):
             reduced: at stage 2 the last layer's are reduced first, at stage 1 the embedding's.
     """
 
-    hooks_gradients = True
+    hooks_gradients = frees_gradients = True
 
     def __init__(
         self, requests: Requests, ordered: Sequence[LocalParameter], options: StateOptions, rank: int | None = None
@@ -262,12 +262,11 @@ class ZeRO12(Engine):
         if self.keeps_gradients:
             return self._whole()
         self._reduce()
-        own, self.own = self.own, None
+        own = self._own_gradients()
         self._drop_bucket()
-        assert own is not None
         if not self.have_gradients:
-            return [own]
-        self.requests.drop((own,))  # already added to the gradient of earlier micro-batches
+            return own
+        self.requests.drop(own)  # already added to the gradient of earlier micro-batches
         return []
 
     def after_last_backward(self, gradients: list[int]) -> list[int]:
@@ -283,8 +282,13 @@ class ZeRO12(Engine):
         ):
             self._into_bucket(position, storage)
         self._reduce()
-        own, self.own = self.own, None
+        own = self._own_gradients()
         self._drop_bucket()
+        return own
+
+    def _own_gradients(self) -> list[int]:
+        """Return the gradients of the rank's partition, which stay until the step."""
+        own, self.own = self.own, None
         assert own is not None
         return [own]
 
@@ -325,13 +329,20 @@ class ZeRO12(Engine):
                 self.requests.drop((self.requests.take(size, self.stream, self.labels.flattened),))
         for each in self.waiting:
             own = self.groups[each.group].partition
-            if each.begin < own.stop and own.start < each.begin + each.elements and self.own is None:
-                size = sum(group.touched for group in self.groups)
-                self.own = self.requests.take(size * self.dtype_bytes, self.stream, self.labels.own)
-                if self.main and not (self.have_gradients or self.keeps_gradients):
-                    self.requests.take(size * FLOAT, 0, self.labels.main)
+            if each.begin < own.stop and own.start < each.begin + each.elements:
+                self._keep(each)
             self.requests.drop(() if each.storage is None else (each.storage,))
         self.waiting, self.inside = [], 0
+
+    def _keep(self, gradient: WaitingGradient) -> None:
+        """Copy a reduced gradient of the rank's partition out of the bucket. Source: copy_grads_in_partition."""
+        del gradient
+        if self.own is not None:
+            return
+        size = sum(group.touched for group in self.groups)
+        self.own = self.requests.take(size * self.dtype_bytes, self.stream, self.labels.own)
+        if self.main and not (self.have_gradients or self.keeps_gradients):
+            self.requests.take(size * FLOAT, 0, self.labels.main)
 
     def _drop_bucket(self) -> None:
         assert self.bucket

@@ -63,9 +63,10 @@ class ZeRO3(Engine):
         options: state options of the run.
         views_experts: whether autograd saves views of the routed experts' weights.
         frees_leftovers: whether parameters of modules with inputs that need no gradient are freed after backward.
+        keeps_recomputed: whether frozen parameters of a recomputation stay until the module ends that began it.
     """
 
-    hooks_gradients = hooks_modules = True
+    hooks_gradients = hooks_modules = frees_gradients = True
     keeps_gradients = repeats = False
 
     def __init__(
@@ -77,11 +78,13 @@ class ZeRO3(Engine):
         *,
         views_experts: bool = True,
         frees_leftovers: bool = True,
+        keeps_recomputed: bool = True,
     ) -> None:
         super().__init__(requests)
         self.choice = options
         self.views_experts = views_experts
         self.frees_leftovers = frees_leftovers
+        self.keeps_recomputed = keeps_recomputed
         self.labels = reduction_labels(options)
         source = f"{SOURCE}partitioned_param_coordinator.py"
         component = Component.COMMUNICATION_BUFFERS
@@ -105,6 +108,7 @@ class ZeRO3(Engine):
         self.passed = [0, *accumulate(sizes)]  # elements of modules before each turn
         self.there: dict[int, int] = {}  # gathered parameter -> storage
         self.views: dict[int, int] = {}  # parameters that autograd still has views of -> storage
+        self.recomputed: list[int] = []  # frozen parameters that wait for the end of the module that recomputes them
         self.arriving: dict[int, GatherGroup] = {}
         self.live = 0  # elements, counted for the limit on prefetching
         self.traced = 0  # micro-batches begun: the order of modules is known after the first
@@ -113,6 +117,8 @@ class ZeRO3(Engine):
         for at, turn in enumerate(turns):
             for name in turn.names:
                 self.of_module.setdefault((turn.unit, name), []).append(at)
+        # Parameters that modules without a name read: the LM head's weight, and adapters in PEFT's wrappers.
+        self.external = {number for turn in turns if not turn.names for number in turn.parameters}
         # The model's turns, if it reads the LM head's weight itself: its forward and its backward.
         self.readers = [at for at, turn in enumerate(turns) if turn.reads_head]
         self.output_is_loss = bool(self.readers)
@@ -228,8 +234,12 @@ class ZeRO3(Engine):
         Then it is registered as a parameter of the model. Source: parameter_offload.py, ZeROOrderedDict.
         """
         for number in self._read_by_model():
-            if number not in self.there and number not in self.arriving:
-                self.there[number] = self.requests.take(self._gathered_bytes(number), 0, self.gathered)
+            self._gather_now(number)
+
+    def _gather_now(self, number: int) -> None:
+        """Gather a missing parameter that another module than its own reads, on the default stream."""
+        if number not in self.there and number not in self.arriving:
+            self.there[number] = self.requests.take(self._gathered_bytes(number), 0, self.gathered)
 
     def after_forward(self, unit: int) -> None:
         """Free the LM head's weight that the model has read, unless it is used again soon."""
@@ -250,7 +260,9 @@ class ZeRO3(Engine):
             self._fetch(self.turn)
             self.turn += 1
             before = self.turns[self.turn - 1]
-            if self.turn - 1 != wanted and not before.reads_head:
+            # In the first micro-batch a wrapper's parameters stay at least until their own module has run.
+            stays = before.reads_head or (self.traced == 1 and not before.names)
+            if self.turn - 1 != wanted and not stays:
                 self._leave(before)
 
     def after_module(self) -> None:
@@ -264,8 +276,13 @@ class ZeRO3(Engine):
     def _fetch(self, at: int) -> None:
         """Gather a module's parameters, wait for them, and prefetch the next ones. Source: fetch_sub_module."""
         turn = self.turns[at]
-        # In the first forward it is not known yet that the model reads the LM head's weight.
-        wanted = () if self.traced == 1 and turn.reads_head and not turn.backward else turn.parameters
+        wanted = turn.parameters
+        if self.traced == 1 and not turn.backward:
+            if not turn.names:  # it is not known yet which parameters of other modules it reads
+                return
+            for number in wanted:
+                if number in self.external:
+                    self._gather_now(number)
         self._gather(wanted)
         for number in wanted:
             self._wait(number)
@@ -294,12 +311,13 @@ class ZeRO3(Engine):
             return
         self.live += sum(self.elements[number] for number in missing)
         missing.sort(key=lambda number: self.dtypes[number])
-        sizes = [
-            sum(map(self._gathered_bytes, members))
-            for _, members in groupby(missing, key=lambda number: self.dtypes[number])
-        ]
-        together = GatherGroup(missing, [self.requests.take(size, self.gather, self.gathered) for size in sizes])
+        alike = groupby(missing, key=lambda number: self.dtypes[number])
+        together = GatherGroup(missing, [self._gather_alike([*members]) for _, members in alike])
         self.arriving.update(dict.fromkeys(missing, together))
+
+    def _gather_alike(self, members: Sequence[int]) -> int:
+        """All-gather parameters of one dtype; return the storage of the output."""
+        return self.requests.take(sum(map(self._gathered_bytes, members)), self.gather, self.gathered)
 
     def _wait(self, number: int) -> None:
         """Wait for the all-gather of a parameter, and copy its parameters out of a shared buffer.
@@ -326,8 +344,19 @@ class ZeRO3(Engine):
         for number in turn.parameters if turn.releases else ():
             if turn.backward and not turn.again and number in self.views:
                 self.requests.drop((self.views.pop(number),))
-            if self.traced == 1 or self._is_far(number, turn):
+            if turn.again and self.keeps_recomputed and not self.ordered[number].trains:
+                self.recomputed.append(number)
+            elif self.traced == 1 or self._is_far(number, turn):
                 self._release(number, viewed=self._is_viewed(number, turn))
+        if turn.backward and not turn.again:
+            self._free_recomputed()
+
+    def _free_recomputed(self) -> None:
+        """Free the frozen parameters of a recomputation, except small ones; source: update_recompute_parameters."""
+        for number in self.recomputed:
+            if self.traced == 1 or self.elements[number] > self.choice.zero.param_persistence_threshold:
+                self._release(number)
+        self.recomputed = []
 
     def _is_far(self, number: int, turn: ModuleTurn) -> bool:
         """Return whether a parameter is freed before its next use, once the order of modules is known.
@@ -362,11 +391,11 @@ class ZeRO3(Engine):
     def _is_viewed(self, number: int, turn: ModuleTurn) -> bool:
         """Return whether autograd keeps a view of a weight, and so its memory, until the weight's backward.
 
-        That is so for routed experts where their matmuls read views (linear.py handles Linear only), and for all that
-        a checkpoint recomputes: it keeps detached tensors (torch/utils/checkpoint.py, _recomputation_hook).
+        That is so for routed experts where their matmuls read views (linear.py handles Linear only), and for trained
+        weights that a checkpoint recomputes: it detaches those (torch/utils/checkpoint.py, _recomputation_hook).
         """
         saved = self.views_experts and not turn.backward and not turn.checkpointed
-        return turn.again or (saved and self.ordered[number].routed)
+        return (turn.again and self.ordered[number].trains) or (saved and self.ordered[number].routed)
 
     def _release(self, number: int, *, viewed: bool = False) -> None:
         storage = self.there.pop(number, None)
@@ -433,15 +462,22 @@ class ZeRO3(Engine):
         if not self.bucket:
             return
         numbers = sorted(each.number for each in self.bucket)
+        flat: list[int] = []
         if len(numbers) > 1 or self.elements[numbers[0]] % self.ranks:
             padding = [
                 self.requests.take(missing * self.dtype_bytes, self.reduce, self.labels.flattened)
                 for missing in self._paddings(numbers)
             ]
             size = sum(self.shares[number] for number in numbers) * self.ranks * self.dtype_bytes
-            self.requests.drop((*padding, self.requests.take(size, self.reduce, self.labels.flattened)))
+            flat = [self.requests.take(size, self.reduce, self.labels.flattened)]
+            self.requests.drop(padding)
+        self._keep(numbers)
+        self.requests.drop(flat)
         self.requests.drop(each.storage for each in self.bucket if each.storage is not None)
         self.bucket, self.inside = [], 0
+
+    def _keep(self, numbers: Sequence[int]) -> None:
+        """Add the rank's shards of reduced gradients to the buffer, which exists. Source: partition_grads."""
 
     def _paddings(self, numbers: Sequence[int]) -> Iterator[int]:
         """Yield the elements that each rank's shard of some gradients lacks."""

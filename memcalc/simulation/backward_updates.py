@@ -24,7 +24,7 @@ class UpdatesInBackward(Engine):
     """
 
     keeps_gradients = False
-    hooks_gradients = True
+    hooks_gradients = frees_gradients = True
     repeats = False  # the first step allocates the optimizer's states
 
     def __init__(self, requests: Requests, ordered: Sequence[LocalParameter]) -> None:

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
 from math import prod
 
-from memcalc.layout.adapters import adapters_of, base_dtype
+from memcalc.layout.adapters import adapters_of
+from memcalc.layout.flat_parameters import module_in
 from memcalc.layout.local_parameters import LocalParameter, LocalParameters, stage_parameters
 from memcalc.layout.parameters import layer_prefixes
 from memcalc.layout.stages import Stage
 from memcalc.ledger.component import Component
 from memcalc.ledger.row_drafts import RowDraft, from_phase, mask_of
 from memcalc.sharding.engine import ROOT, by_unit, is_embedding, is_output
+from memcalc.sharding.flat_units import THE_ROOT, UnitKey, in_order_of_end, unit_of_parameter, units_in_order
 from memcalc.simulation.initial_tensors import InitialTensor, InitialTensors
 from memcalc.simulation.megatron_construction import built_by_megatron
-from memcalc.simulation.quantization import in_4_bits, loaded_in_4_bits
+from memcalc.simulation.quantization import FP32, WIDE, in_4_bits, loaded_in_4_bits
+from memcalc.spec.finetuning import base_dtype
 from memcalc.spec.model_families.conversion import family_buffers
 from memcalc.spec.programs import OF_TRANSFORMERS, TRL, is_before
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.spec import Spec
-from memcalc.states.flat_states import flattens, unit_of
+from memcalc.states.flat_states import flattened_dtype, flattens, stored_dtype, unit_of
 from memcalc.states.optimizers.parameter_order import in_order
 from memcalc.states.parameter_copies import ParameterCopy, Role
 from memcalc.states.persistent import CAUSAL_MASKS, ROTARY_TABLES, persistent_rows, registered_buffers
@@ -29,6 +32,7 @@ from memcalc.states.state_options import StateOptions, groups, state_options
 from memcalc.states.unsharded_weights import shards_loaded_model
 
 WARMS_UP = "4.50"  # of transformers: the first release with caching_allocator_warmup
+BROADCAST_BYTES = 250 * 2**20  # torch distributed/fsdp/_init_utils.py, PARAM_BROADCAST_BUCKET_SIZE
 MAPS = "0.26"  # of TRL: the first release that loads with device_map="auto"
 SAMPLES_AGAIN = (2, 13)  # the torch version in which trunc_normal_ samples values beyond the bounds again
 
@@ -54,8 +58,13 @@ def built_before_training(spec: Spec, stage: Stage, options: StateOptions) -> It
         yield from (_alone(item) for item in standing)
         return
     if flattens(options):
-        units = by_unit([each for each in ordered if not each.beside], stage.numbers)
-        yield from _flattened(units, [item for item in standing if item.component is Component.WEIGHTS], options)
+        by_place = by_unit(ordered, stage.numbers)
+        units, is_loaded = units_in_order(by_place, options), spec.training.finetune == "qlora"
+        if is_loaded:
+            yield from _loaded(spec, by_place, copies, options)
+        built = [item for item in standing if item.component is Component.WEIGHTS]
+        broadcasts = spec.training.framework is not None  # Trainer's default, and usual in Accelerate's files
+        yield from _flattened(units, built, options, is_loaded=is_loaded, broadcasts=broadcasts)
         yield from _kept_copies(ordered, copies, options)
         yield from (_alone(item) for item in standing if item.component is Component.INPUTS)
         return
@@ -155,49 +164,126 @@ def _sharded_afterwards(
     base = [held for held in ordered if not _is_adapter(held)]
     adapters = [held for held in ordered if _is_adapter(held)]
     until = mask_of("model")
-    yield from _joined(loaded_in_4_bits(spec, base, _sized(base, copies, alone, Role.WEIGHTS), until))
+    modules = loaded_in_4_bits(spec, base, _sized(base, copies, alone, Role.WEIGHTS), until)
+    yield from chain.from_iterable(modules)
     yield from (built._replace(mask=until) for built in _adapters(spec, adapters, copies, alone))
     sharded = [held for held in ordered if not held.beside]
     yield from _joined(chain.from_iterable(_sized(sharded, copies, options, Role.WEIGHTS)))
 
 
-def _flattened(
-    units: Mapping[int, tuple[LocalParameter, ...]], buffers: Sequence[RowDraft], options: StateOptions
+def _loaded(
+    spec: Spec,
+    by_place: Mapping[int, Sequence[LocalParameter]],
+    copies: dict[LocalParameter, list[ParameterCopy]],
+    options: StateOptions,
 ) -> Iterator[InitialTensors]:
-    """Yield the chunks of flat parameters as FSDP1 makes them, given a model in host memory and a `device_id`.
+    """Yield a 4-bit base and its adapters as they are loaded on the GPU, in the groups that FSDP1 flattens.
 
-    The parameters of a unit move to the device, are concatenated, and the rank's chunk is cloned. Units are layers,
-    then the root, in which the buffers are. Source: torch 2.13 distributed/fsdp/_init_utils.py,
-    _init_param_handle_from_module; _flat_param.py, flatten_tensors and shard. Chunks in 16 bits are cast to fp32
-    afterwards, the root's first (Accelerate 1.15 accelerator.py, prepare_model).
+    Weights are loaded in the order of their names (transformers 5.23 core_model_loading.py), adapters in that of their
+    modules. TRL casts adapters in fp32 to bf16, one at a time (1.16 trainer/sft_trainer.py).
     """
-    layers = [unit for number, unit in units.items() if number != ROOT]
-    roots = [units[ROOT]] if units[ROOT] else []
+    alone, until = options._replace(data_parallel=1, expert_shards=1), mask_of("model")
+    root = by_place[ROOT]
+    at_end = [each for each in root if each.where != "embedding" and not is_output(each)]
+    before = sorted((each for each in root if each not in at_end), key=is_output, reverse=True)  # lm_head, model.
+    layers = ((place, sorted(by_place[place], key=_name_in_checkpoint)) for place in sorted(by_place) if place != ROOT)
+    parts = ((ROOT, before), *layers, (ROOT, at_end))
+    found = [(unit_of_parameter(place, each, options), each) for place, members in parts for each in members]
+    base = [(unit, each) for unit, each in found if not _is_adapter(each)]
+    ordered = [each for _, each in base]
+    modules = loaded_in_4_bits(spec, ordered, _sized(ordered, copies, alone, Role.WEIGHTS), until)
+    units = [unit for (unit, _), _ in groupby(base, key=lambda each: (each[0], each[1].module))]
+    for unit, module in zip(units, modules, strict=True):
+        for built in module:
+            is_flattened = built.mask == until and not built.groups
+            yield built._replace(groups=(unit,) * len(built.tensors)) if is_flattened else built
+    adapters = [(unit, each) for unit, each in found if _is_adapter(each)]
+    units = [unit for unit, _ in adapters]
+    for made in _adapters(spec, [each for _, each in adapters], copies, alone):
+        if not options.loaded:
+            yield made._replace(mask=until, groups=tuple(units))
+            continue
+        yield made._replace(mask=until, groups=tuple((WIDE, unit) for unit in units))
+        for unit, wide in zip(units, made.tensors, strict=True):
+            narrow = wide._replace(size=wide.size * DTYPE_BYTES[options.loaded] // FP32)
+            yield InitialTensors(until, (narrow,), groups=(unit,), frees=(WIDE, unit))
+
+
+def _name_in_checkpoint(parameter: LocalParameter) -> str:
+    """Return a name by which a layer's modules are in the order of their names in LLaMA and its copies."""
+    return parameter.module.replace("attention.", "self_attn.") if ".lora_" not in parameter.module else ""
+
+
+def _flattened(
+    units: Mapping[UnitKey, tuple[LocalParameter, ...]],
+    buffers: Sequence[RowDraft],
+    options: StateOptions,
+    *,
+    is_loaded: bool,
+    broadcasts: bool,
+) -> Iterator[InitialTensors]:
+    """Yield the chunks of flat parameters as FSDP1 makes them with a `device_id`.
+
+    The parameters of a unit move to the device, those of outer modules first, and are concatenated; the rank's chunk is
+    cloned. The root is last, with its buffers. Source: torch 2.13 distributed/fsdp/_init_utils.py,
+    _init_param_handle_from_module and _move_module_to_device; _flat_param.py, flatten_tensors and shard. Chunks that
+    train are cast from 16 bits to fp32 afterwards, the root's first (Accelerate 1.15 accelerator.py, prepare_model).
+
+    Args:
+        units: the parameters of each unit.
+        buffers: the buffers of the model.
+        options: state options of the run.
+        is_loaded: whether the model is on the device, in a group of tensors for each unit, instead of in host memory.
+        broadcasts: whether the first rank sends its parameters to the others (`sync_module_states`).
+    """
     sizes = tuple(item.each for item in buffers for _ in range(item.count))
-    casts = options.loaded not in ("", options.base)
-    first = options._replace(base=options.loaded) if casts else options
+    made_in = {unit: flattened_dtype(members, options) for unit, members in units.items()}
+    casts = [unit for unit, members in units.items() if made_in[unit] != stored_dtype(members, options)]
     # With use_orig_params the parameters reference the chunks that are cast until forward replaces them.
     until = mask_of("model", "optimizer", "input", "zero_grad_1") if options.use_orig_params else mask_of("model")
-    made = [_flattening(unit, first) for unit in layers]
-    made += [_flattening(unit, first, () if casts else sizes) for unit in roots]
-    yield InitialTensors(
-        until if casts else from_phase("model"), tuple(InitialTensor(0, several=script) for script in made)
-    )
-    wide = DTYPE_BYTES[options.base]
-    chunks = [wide * unit_of(unit, options).shard for unit in (*roots, *layers)] if casts else []
-    standing = [] if roots and not casts else sizes
+    adapted = {UnitKey(unit.place, unit.module.rpartition(".")[0]) for unit in units if ".lora_" in unit.module}
+    for unit in in_order_of_end([*units]):
+        if unit in units:
+            own = [DTYPE_BYTES[made_in[unit]] * each.elements for each in units[unit]]
+            order = sorted(range(len(own)), key=lambda at: _depth(units[unit][at], unit.place, adapted))
+            moved = [] if is_loaded else [own[at] for at in order]
+            made = sizes if unit == THE_ROOT and unit not in casts else ()
+            sent = _broadcast(own, sizes if unit == THE_ROOT else (), made_in[unit]) if broadcasts else ()
+            script = (*moved, *made, *sent, *_flattening(units[unit], options), *(-each for each in moved))
+            mask = until if unit in casts else from_phase("model")
+            yield InitialTensors(mask, (InitialTensor(0, several=script),), frees=unit)
+    chunks = [DTYPE_BYTES[stored_dtype(units[unit], options)] * unit_of(units[unit], options).shard for unit in casts]
+    standing = [] if THE_ROOT in units and THE_ROOT not in casts else sizes
     yield InitialTensors(from_phase("model"), tuple(map(InitialTensor, (*chunks, *standing))))
 
 
-def _flattening(
-    parameters: tuple[LocalParameter, ...], options: StateOptions, buffers: tuple[int, ...] = ()
-) -> tuple[int, ...]:
-    """Return the requests that flatten and shard a unit: its chunk and its buffers stay."""
-    unit = unit_of(parameters, options)
-    size = DTYPE_BYTES[parameters[0].dtype or options.base]
-    moved = [each.elements * size for each in parameters]
-    whole, shard = unit.elements * size, unit.shard * size
-    return (*moved, *buffers, whole, shard, -whole, *(-each for each in moved))
+def _depth(parameter: LocalParameter, place: int, adapted: Container[UnitKey]) -> int:
+    """Return the depth of a parameter's module in its layer: PEFT puts an adapted one inside another module."""
+    module = module_in(parameter)
+    return module.count(".") + (UnitKey(place, module) in adapted)
+
+
+def _broadcast(own: Sequence[int], buffers: Sequence[int], dtype: str) -> Iterator[int]:
+    """Yield the requests that broadcast a unit's parameters and buffers from the first rank, in buckets of one dtype.
+
+    A bucket of one tensor is not copied. Source: torch 2.13 distributed/fsdp/_init_utils.py,
+    _sync_module_params_and_buffers; csrc/distributed/c10d/reducer.cpp, compute_bucket_assignment_by_size.
+    """
+    for sizes in ([*buffers, *own],) if dtype == "fp32" else (buffers, own):
+        bucket: list[int] = []
+        for position, size in enumerate(sizes, 1):
+            bucket.append(size)
+            if sum(bucket) >= BROADCAST_BYTES or position == len(sizes):
+                if len(bucket) > 1:
+                    yield sum(bucket)
+                    yield -sum(bucket)
+                bucket = []
+
+
+def _flattening(members: tuple[LocalParameter, ...], options: StateOptions) -> tuple[int, ...]:
+    """Return the requests that flatten and shard a unit: its chunk stays."""
+    unit, size = unit_of(members, options), DTYPE_BYTES[flattened_dtype(members, options)]
+    return unit.elements * size, unit.shard * size, -unit.elements * size
 
 
 def _given_memory(
@@ -306,11 +392,14 @@ def _joined(built: Iterable[InitialTensors]) -> Iterator[InitialTensors]:
 def _split_at_once(built: InitialTensors, options: StateOptions) -> Iterator[InitialTensors]:
     """Yield weights under DeepSpeed's zero.Init, which shards a module's parameters after its construction.
 
+    Weights in host memory are constructed on the device as well, and sharded into host memory.
     Source: deepspeed 0.19 runtime/zero/partition_parameters.py, _post_init_method.
     """
+    kept = 0 if options.weights_on_host else 1
     for module, made in groupby(built.tensors, key=lambda each: each.parameter and each.parameter.module):
         tensors = tuple(made)
         whole = [DTYPE_BYTES[options.base] * each.parameter.elements for each in tensors if each.parameter is not None]
+        tensors = tuple(each._replace(size=kept * each.size) for each in tensors)
         yield InitialTensors(built.mask, tensors, () if module is None else tuple(map(InitialTensor, whole)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import NamedTuple
 
 from memcalc.layout.local_parameters import LocalParameter
@@ -36,8 +37,12 @@ class InitialTensors(NamedTuple):
         mask: bit set of the phases.
         tensors: the tensors in order.
         replaced: as many tensors allocated before; each is freed when its successor exists.
+        groups: the group of each tensor, with which it is freed; empty: they are freed after the phases.
+        frees: the group of earlier tensors that is freed once these exist.
     """
 
     mask: int
     tensors: tuple[InitialTensor, ...]
     replaced: tuple[InitialTensor, ...] = ()
+    groups: tuple[Hashable, ...] = ()
+    frees: Hashable = None

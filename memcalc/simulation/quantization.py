@@ -9,16 +9,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from memcalc.layout.adapters import base_dtype
 from memcalc.layout.local_parameters import LocalParameter
 from memcalc.layout.peft_parameters import CODE_4_BIT, CODE_8_BIT, SCALES_PER_SCALE
 from memcalc.simulation.initial_tensors import InitialTensor, InitialTensors
-from memcalc.spec.finetuning import QloraSpec
+from memcalc.spec.finetuning import QloraSpec, base_dtype
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.spec import Spec
 from memcalc.workspaces import Script, ceil_div
 
 FP32 = DTYPE_BYTES["fp32"]
+WIDE = "wide"  # the group of what is freed once its narrow copy exists
 
 
 class _Module(NamedTuple):
@@ -63,8 +63,10 @@ def in_4_bits(
 
 def loaded_in_4_bits(
     spec: Spec, ordered: Sequence[LocalParameter], weights: Iterable[tuple[InitialTensors, ...]], until: int
-) -> Iterator[InitialTensors]:
-    """Yield a base that an engine shards afterwards: what it shards is live in the phases `until`, the rest stays.
+) -> Iterator[tuple[InitialTensors, ...]]:
+    """Yield each module of a base that an engine shards afterwards.
+
+    What the engine shards is live in the phases `until`, the rest stays.
 
     Args:
         spec: a run with a 4-bit base.
@@ -74,13 +76,19 @@ def loaded_in_4_bits(
     """
     for module in _modules(spec, ordered, weights):
         if not module.wide:
-            yield from (built._replace(mask=until) for made in module.made for built in made)
+            yield tuple(built._replace(mask=until) for made in module.made for built in made)
             continue
         scales, packed, *rest = module.script
-        matrix = InitialTensor(packed, before=(module.wide,))
-        yield InitialTensors(module.mask if module.unsharded else until, (matrix,))
-        yield InitialTensors(module.mask, (InitialTensor(0, several=(scales, *rest)),))
-        yield from (built._replace(mask=until) for built in module.others)
+        nested = rest[-1] == -scales
+        if nested:  # its scales are quantized, too
+            rest.pop()
+        yield (
+            InitialTensors(until, (InitialTensor(module.wide),), groups=(WIDE,)),
+            InitialTensors(until if nested else module.mask, (InitialTensor(scales),), groups=(WIDE,) * nested),
+            InitialTensors(module.mask if module.unsharded else until, (InitialTensor(packed),)),
+            InitialTensors(module.mask, (InitialTensor(0, several=tuple(rest)),), frees=WIDE),
+            *(built._replace(mask=until) for built in module.others),
+        )
 
 
 def _modules(

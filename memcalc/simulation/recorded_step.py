@@ -113,12 +113,13 @@ class StepRecorder:
         chunk: the chunk.
         workspace: whether backward's first matmul allocates cuBLAS's workspace.
         loops: whether equal rounds of layers are one loop.
+        rank: the data-parallel rank; None: the one that `engine_of` takes.
     """
 
-    def __init__(self, spec: Spec, chunk: Stage, *, workspace: bool, loops: bool) -> None:
+    def __init__(self, spec: Spec, chunk: Stage, *, workspace: bool, loops: bool, rank: int | None = None) -> None:
         self.requests = Requests()
         self.blocks: list[SizedBlock] = []
-        self.spec, self.chunk, self.workspace, self.loops = spec, chunk, workspace, loops
+        self.spec, self.chunk, self.workspace, self.loops, self.rank = spec, chunk, workspace, loops, rank
 
     def step(self, *, exist: bool) -> RecordedStream:
         """Record forward, loss and backward; `exist`: whether gradients of earlier micro-batches exist."""
@@ -172,7 +173,7 @@ class StepRecorder:
         units = by_unit(
             layers.ordered, layers.numbers, ends=options.wraps_embedding_and_head, finds_norm=options.finds_norm
         )
-        engine = engine_of(self.requests, layers.of_engine, units, spec, plan)
+        engine = engine_of(self.requests, layers.of_engine, units, spec, plan, self.rank)
         engine.rounds = {layer: loop.rounds for loop in layers.played for item in loop.items for layer in leaves(item)}
         existing = engine.existing() if exist else []
         parts = StageBlocks(
@@ -437,6 +438,7 @@ def recorded_step(
     exist: bool,
     workspace: RowDraft | None = None,
     loops: bool = True,
+    rank: int | None = None,
 ) -> RecordedPasses:
     """Return forward, loss and backward of the last micro-batch in flight.
 
@@ -447,6 +449,7 @@ def recorded_step(
         exist: whether gradients of earlier micro-batches exist.
         workspace: the cuBLAS workspace that the first backward's first matmul allocates, if it is one of its passes.
         loops: whether equal rounds of layers are one loop.
+        rank: the data-parallel rank, one of `ranks_that_may_hold_most`.
 
     Raises:
         InputError: layers share a checkpoint segment under an engine with per-layer shards or buckets.
@@ -462,12 +465,12 @@ def recorded_step(
     reference = reference_run(spec) if scored_by_reference(spec) else None
 
     def record() -> RecordedStream:
-        return StepRecorder(spec, chunk, workspace=with_workspace, loops=loops).step(exist=exist)
+        return StepRecorder(spec, chunk, workspace=with_workspace, loops=loops, rank=rank).step(exist=exist)
 
     layers = layers_of(spec, chunk, loops=loops)
     others = None if reference is None else layers_of(reference, chunk, loops=loops)
     of_reference = None if reference is None or others is None else _key(reference, chunk, others, exist=False)
-    key = "step", _key(spec, chunk, layers, exist=exist), with_workspace, of_reference
+    key = "step", _key(spec, chunk, layers, exist=exist), with_workspace, of_reference, rank
     recording = _recorded(RecordingInput(key, record)) if loops else record()
     rounds = rounds_of(chunk, layers, others)
     sizer = None if reference is None else sizer_of(reference)

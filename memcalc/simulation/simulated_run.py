@@ -7,6 +7,7 @@ free at each request. So the steps are replayed from the first weight on, with t
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Hashable
 from functools import lru_cache
 from itertools import cycle
 from math import ceil
@@ -165,6 +166,7 @@ class SimulatedRun:
         self.repeats = requests.repeats and self.engine.repeats
         self.threads: set[str] = set()  # threads with a cuBLAS workspace
         self.alive: dict[int, list[int]] = {}  # index in `built` -> live storages
+        self.groups: dict[Hashable, list[int]] = {}  # storages that tensors made later free
         self.weights: dict[LocalParameter, deque[int]] = {}  # storages of parameters: one of a layer for each layer
         self.gradients: list[int] = []
         self.keeps_output = bool(logits_of_the_step_before(spec, self.stage))
@@ -215,6 +217,9 @@ class SimulatedRun:
             if made.parameter is not None and made.stays:
                 self.weights.setdefault(made.parameter, deque()).append(found[-1])
             self.requests.drop(replaced[index : index + 1])
+            if built.groups:
+                self.groups.setdefault(built.groups[index], []).append(found.pop())
+        self.requests.drop(self.groups.pop(built.frees, ()))
         return found
 
     def _run(self, phase: str) -> None:
@@ -353,7 +358,7 @@ class SimulatedRun:
         self.named = self.passing.release(keeps_output=self.keeps_output)
 
     def _step(self, *, first: bool) -> None:
-        given = self.gradients if self.engine.hooks_gradients else []
+        given = self.gradients if self.engine.frees_gradients else []
         if self.steady_step is not None and self.repeats:
             self.requests.again(self.steady_step, dict(zip(self.steady_gradients, given, strict=True)))
         else:
@@ -374,7 +379,9 @@ def unsupported_reason(spec: Spec) -> str:
     reasons = {
         "a vision tower that trains": tower_trains(spec.model, spec.training),
         **dict.fromkeys(megatron_lacks(spec, plan_of(spec)) if options.engine == "megatron" else (), True),
-        "DeepSpeed's offload to the host": options.engine == "deepspeed" and spec.parallelism.offload != "none",
+        "weights alone in host memory under DeepSpeed": options.engine == "deepspeed"
+        and options.weights_on_host
+        and not options.offloads,
         f"optimizer {options.update.optimizer}": options.update.optimizer in NOT_COMPARED,
         f"optimizer {options.update.optimizer} on several GPUs": options.update.optimizer in COMPARED_ALONE
         and spec.parallelism.ranks > 1,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from memcalc.spec.model import ATTENTION, MAMBA, MLP, ConfigBlock, ModelSpec, Probability, Size
+from memcalc.spec.recipes import RECIPES
 
 if TYPE_CHECKING:
     from memcalc.spec.training import ParallelismSpec, TrainingSpec
@@ -98,6 +99,15 @@ class QloraSpec(ConfigBlock):
         description="dtype of the tensors that hold 4-bit values: compute (a floating-point dtype, as sharding engines "
         "need) | uint8 (Accelerate's FSDP2 then leaves them unsharded); default: compute where an engine shards them",
     )
+
+
+def base_dtype(training: TrainingSpec) -> str:
+    """Return the dtype of the stored weights: from the recipe, or that of the frozen base model."""
+    in_16_bits = training.weight_dtype or training.dtype
+    if training.lora is not None:
+        return "fp32" if training.lora.base_dtype == "fp32" else in_16_bits
+    weights = RECIPES[training.recipe].weights
+    return in_16_bits if weights == "compute" else weights
 
 
 def packing_dtype(training: TrainingSpec, parallelism: ParallelismSpec) -> str:

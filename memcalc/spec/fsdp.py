@@ -10,7 +10,7 @@ from pydantic import Field
 from memcalc.spec.model import ConfigBlock
 
 Precision = Literal["fp32", "bf16", "fp16"]
-Wrap = Literal["layers", "layers-and-ends"]
+Wrap = Literal["layers", "layers-and-ends", "layers-and-trained"]
 GradientSync = Literal["each", "last"]
 Prefetch = Literal["pre", "post", "none"]
 
@@ -30,7 +30,8 @@ class FsdpSpec(ConfigBlock):
     wrap: Wrap = Field(
         "layers",
         description="FSDP units: layers (the root has the rest) | layers-and-ends (the embedding is a unit, and so are "
-        "final norm and LM head together, which stay gathered until their backward; tied, all three are one)",
+        "final norm and LM head together, which stay gathered until their backward; tied, all three are one; FSDP2) | "
+        "layers-and-trained (with adapters, each module that trains is a unit: PEFT's policy; FSDP1)",
     )
     gradient_sync: GradientSync = Field(
         "each",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "bool": 1, "int64": 8, "int32": 4, "uint8": 1}
+DTYPE_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "bool": 1, "int64": 8, "int32": 4, "uint8": 1}
 
 
 class Recipe(NamedTuple):

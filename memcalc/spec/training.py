@@ -324,6 +324,12 @@ class ParallelismSpec(ConfigBlock):
         description="whether offloaded tensors are in pinned memory; default: true under fsdp2, as in PyTorch's policy",
     )
 
+    find_unused_parameters: bool = Field(
+        False,
+        description="DDP's argument: with it gradient buckets have 25 MiB from the start; otherwise one bucket has all "
+        "gradients of the first backward; other engines ignore it",
+    )
+
     @property
     def weights_on_host(self) -> bool:
         """Whether a rank's shards of the parameters are in host memory."""

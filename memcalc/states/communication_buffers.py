@@ -36,15 +36,16 @@ def communication_buffers(spec: Spec, stage: Stage) -> list[RowDraft]:
     found = [*pipelining.received(spec, stage)] if pipelining.uses_pipelining(spec) else []
     if spec.parallelism.shards * spec.parallelism.data_parallel_replicate == 1:
         return found
+    parameters, options = without_companions(stage_parameters(spec, stage)), state_options(spec)
+    if options.engine == "fsdp1":
+        return [*found, *construction_rows(parameters, options, is_loaded_whole=spec.training.finetune == "qlora")]
     if shards_loaded_model(spec):
         found.append(unsharded_weights(spec, stage))
-    return [*found, *_buffers(without_companions(stage_parameters(spec, stage)), state_options(spec))]
+    return [*found, *_buffers(parameters, options)]
 
 
 @lru_cache(maxsize=1024)
 def _buffers(parameters: LocalParameters, options: StateOptions) -> tuple[RowDraft, ...]:
-    if options.engine == "fsdp1":
-        return tuple(construction_rows(parameters, options))
     if options.engine == "fsdp2":
         return ()
     if options.engine == "deepspeed" and options.zero_stage == 3:
@@ -93,11 +94,6 @@ def _stages_1_and_2(parameters: LocalParameters, options: StateOptions) -> Itera
     if options.offloads:
         passage = gradient_passage(parameters, options, "temp_grad_buffer_for_gpu_offload")
         yield passage._replace(block=rounded(passage.each))
-        share = -(-elements // options.data_parallel)
-        source = f"{SOURCE}stage_1_and_2.py: step: the updated share comes back in fp32, then is cast"
-        mask = mask_of("optimizer_step_1", "optimizer_step_2")
-        back = _buffer("updated weights from the host", share, "fp32", mask, "P/N", source)
-        yield back._replace(component=Component.TEMPORARIES)
     elif options.accumulates and not options.reduces_after_backward:
         yield _wholes(parameters, options)
 

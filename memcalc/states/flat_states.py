@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -53,36 +53,69 @@ def _flat_states(parameters: LocalParameters, options: StateOptions, rank: int) 
     beside = [each for each in parameters if each.beside]
     parts = registered(LocalParameters(each for each in parameters if not each.beside), options.update.family)
     stored, whole, pieces = [], [], []
-    for name, members in units_of(*parts):
-        unit = unit_of(members, options)
+    for name, members in units_of(*parts, trained_apart=options.trained_apart):
+        unit, where = unit_of(members, options), members[0].where
         is_root = name == ROOT_MODULE
-        stored.append(flat_row(name, members, unit, "head" if is_root else "layer"))
-        whole.append(flat_row(name, members, unit, "embedding" if is_root else "layer"))
+        stored.append(flat_row(name, members, unit, "head" if is_root else where))
+        whole.append(flat_row(name, members, unit, "embedding" if is_root else where))
         pieces += [piece(each, size) for each, size in zip(members, unit.pieces(rank), strict=True) if size]
     updated, own = (pieces, _alone(options)) if options.use_orig_params else (whole, options)
     return FlatStates(LocalParameters([*stored, *beside]), LocalParameters(updated), own)
 
 
-def construction_rows(parameters: LocalParameters, options: StateOptions) -> Iterator[RowDraft]:
-    """Yield what FSDP1 allocates while the model is built, in addition to the chunks: the root, moved and flattened.
+def stored_dtype(members: Sequence[LocalParameter], options: StateOptions) -> str:
+    """Return the dtype of a unit's chunks."""
+    return members[0].dtype or options.base
 
-    torch 2.13 distributed/fsdp/_init_utils.py, _init_param_handle_from_module: layers are sharded before the root.
+
+def flattened_dtype(members: Sequence[LocalParameter], options: StateOptions) -> str:
+    """Return the dtype in which a unit is flattened: Accelerate casts only chunks that train to fp32 afterwards."""
+    own = stored_dtype(members, options)
+    return options.loaded or own if any(each.trains for each in members) else own
+
+
+def construction_rows(
+    parameters: LocalParameters, options: StateOptions, *, is_loaded_whole: bool
+) -> Iterator[RowDraft]:
+    """Yield what FSDP1 allocates while the model is built, in addition to the chunks.
+
+    A unit is moved to the GPU and flattened, and the rank's chunk is cloned, the root last. A model that is loaded on
+    the GPU is all there until the first layer is flattened; its adapters are in fp32 first. Source: torch 2.13
+    distributed/fsdp/_init_utils.py, _init_param_handle_from_module.
+
+    Args:
+        parameters: the parameters of the model.
+        options: state options of the run.
+        is_loaded_whole: whether the model is loaded on the GPU.
     """
-    units = dict(units_of(*registered(parameters, options.update.family)))
-    root = units.get(ROOT_MODULE, ())
-    if not root:
-        return
-    loaded, own = (DTYPE_BYTES[each] for each in (options.loaded or options.base, options.base))
-    whole = sum(each.elements for each in root) + unit_of(root, options).elements
-    shards = sum(
-        unit_of(members, options).shard * (1 if name == ROOT_MODULE else members[0].count)
-        for name, members in units.items()
-    )
-    size = max(loaded * whole - (own - loaded) * shards, 0)
-    if size:
+    units = dict(units_of(*registered(parameters, options.update.family), trained_apart=options.trained_apart))
+    whole, flat, shard = dict[str, int](), dict[str, int](), dict[str, int]()
+    loaded = cast = 0  # what is on the GPU in addition to the chunks before a unit is flattened; what chunks grow by
+    for name, members in units.items():
+        size, own = (DTYPE_BYTES[each] for each in (flattened_dtype(members, options), stored_dtype(members, options)))
+        unit, elements, count = (
+            unit_of(members, options),
+            sum(each.elements for each in members),
+            _copies(name, members),
+        )
+        whole[name], flat[name], shard[name] = size * elements, size * unit.elements, size * unit.shard
+        loaded += own * (elements - unit.shard) * count
+        cast += (own - size) * unit.shard * count
+    peaks = [(whole.get(ROOT_MODULE, 0) + flat.get(ROOT_MODULE, 0) - cast, "2·P_root")]
+    if is_loaded_whole:
+        rest = sum((whole[name] - shard[name]) * _copies(name, units[name]) for name in units)
+        layer = max((flat[name] + shard[name] for name in units if name.endswith("*")), default=0)
+        peaks += [(rest + layer - cast, "P - P/N + P_layer"), (loaded, "P - P/N")]
+    size, symbol = max(peaks)
+    if size > 0:
         citation = "torch 2.13 distributed/fsdp/_flat_param.py: flatten_tensors"
         tensor = (Component.TEMPORARIES, "root", "parameters, moved and flattened", (size,), "uint8")
-        yield RowDraft(*tensor, 1, size, rounded(size), mask_of("model"), f"{loaded}·2·P_root", citation)
+        yield RowDraft(*tensor, 1, size, rounded(size), mask_of("model"), symbol, citation)
+
+
+def _copies(name: str, members: Sequence[LocalParameter]) -> int:
+    """Return the number of units like this one."""
+    return 1 if name == ROOT_MODULE else members[0].count
 
 
 def _alone(options: StateOptions) -> StateOptions:

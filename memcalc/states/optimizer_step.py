@@ -61,6 +61,10 @@ def _before_update(parameters: LocalParameters, options: StateOptions, temporari
     """
     share = -(-sum(parameter.count * parameter.elements for parameter in parameters) // options.data_parallel)
     candidates = [(DTYPE_BYTES[options.compute] * share, "flattened gradients", "2·P/N")]
+    if options.frees_gradients_before_update:
+        touched, _ = first_rank_slice(parameters, options.data_parallel)
+        both = DTYPE_BYTES[options.compute] * (touched + share)
+        candidates = [(both, "gradients, also flattened", "2·(P_touched + P/N)")]
     if options.zero_stage < 3:
         candidates = candidates if options.compute != "fp32" else []  # which are the fp32 gradients themselves
         norm = _norm_bytes(parameters, options, share)
@@ -83,4 +87,5 @@ def _norm_bytes(parameters: LocalParameters, options: StateOptions, share: int) 
     temporaries exist.
     """
     touched, piece = first_rank_slice(parameters, options.data_parallel)
-    return DTYPE_BYTES[options.base] * (touched - share) + FP64 * piece - DTYPE_BYTES["fp32"] * share
+    counted = 0 if options.frees_gradients_before_update else share  # gradients
+    return DTYPE_BYTES[options.base] * (touched - counted) + FP64 * piece - DTYPE_BYTES["fp32"] * share

@@ -53,7 +53,8 @@ def kept_copies(options: StateOptions, *, trains: bool) -> Iterator[ParameterCop
             gradient_shaped=True,
             role=Role.GRADIENTS,
         )
-        yield from _unsharded_sums(copy, options) if options.sums_unsharded else _whole_until_reduced(copy, options)
+        if mask:
+            yield from _unsharded_sums(copy, options) if options.sums_unsharded else _whole_until_reduced(copy, options)
     if recipe.main_gradients is not None:
         yield from _main_gradients(options, recipe.main_gradients, gradients_from)
     yield from average(options.ema, options.base, weights_from)
@@ -117,7 +118,7 @@ def _gradient_mask(options: StateOptions) -> int:
         return 0
     if options.partitions_gradients and options.zero_stage == 3:
         return from_phase("optimizer")  # stage3.py: one flat buffer of the rank's shard, allocated once
-    mask = mask_of("optimizer_step_1", "optimizer_step_2")
+    mask = 0 if options.frees_gradients_before_update else mask_of("optimizer_step_1", "optimizer_step_2")
     if not options.partitions_gradients:  # DeepSpeed frees them at the end of its step
         mask |= mask_of("zero_grad_2")
     if options.accumulates:

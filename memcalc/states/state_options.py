@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from memcalc.architectures.structure import float8_of
-from memcalc.layout.adapters import adapters_of, base_dtype, loss_gathers_head
+from memcalc.layout.adapters import adapters_of, loss_gathers_head
 from memcalc.layout.local_parameters import LocalParameter, LocalParameters
 from memcalc.layout.peft_parameters import adapters_follow_the_head
 from memcalc.layout.spec_cache import cached_by_spec
 from memcalc.operators.float8 import Float8
+from memcalc.spec.finetuning import base_dtype
 from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.spec.hardware.kernels import multiprocessors
 from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
@@ -62,6 +63,7 @@ class StateOptions(NamedTuple):
     has_reference_model: bool = False  # a frozen reference copy of the model is resident
     zero: ZeroSpec = ZERO  # DeepSpeed's buffer sizes
     updates_in_backward: bool = False  # each parameter is updated as soon as its gradient is complete
+    trained_apart: bool = False  # FSDP1: each module that trains is a unit
     use_orig_params: bool = False  # FSDP1: the optimizer updates views of parameters, not flat parameters
     loaded: str = ""  # FSDP1: dtype in which weights are flattened; "": that of the shards
     forward_prefetch: bool = False  # FSDP1: forward gathers the next unit before it needs it
@@ -84,6 +86,15 @@ class StateOptions(NamedTuple):
     def reduces_after_backward(self) -> bool:
         """Whether gradients stay unsharded until backward ends: DeepSpeed's stage 1, without overlap."""
         return self.partitions_gradients and self.zero_stage == 1
+
+    @property
+    def frees_gradients_before_update(self) -> bool:
+        """Whether DeepSpeed's stages 1 and 2 free the 16-bit gradients before the update, as they do before the last.
+
+        The update needs their fp32 copy only. Source: runtime/zero/stage_1_and_2.py, step (averaged_gradients).
+        """
+        one_group = not self.zero.separate_no_decay
+        return self.partitions_gradients and self.zero_stage < 3 and one_group and self.compute != "fp32"
 
     @property
     def has_two_buckets(self) -> bool:
@@ -165,6 +176,7 @@ def state_options(spec: Spec) -> StateOptions:
         has_reference_model=training.reference_model,
         zero=spec.parallelism.zero_optimization,
         updates_in_backward=training.optimizer_in_backward,
+        trained_apart=fsdp.wrap == "layers-and-trained",
         use_orig_params=fsdp.use_orig_params,
         loaded=fsdp.load_dtype or "",
         forward_prefetch=fsdp.forward_prefetch,

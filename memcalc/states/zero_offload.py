@@ -2,7 +2,7 @@
 
 runtime/zero/stage_1_and_2.py and stage3.py with offload_optimizer.device = cpu: fp32 master weights, their gradients
 and the optimizer states are CPU tensors. Each reduced gradient is copied to the CPU, where the step runs; updated
-weights are copied back in bf16 or fp16. With offload_param.device = cpu the weights are one tensor in host memory; a
+weights are cast there and copied back. With offload_param.device = cpu the weights are one tensor in host memory; a
 rank's shard of each is copied to the device when it is gathered.
 """
 
@@ -43,11 +43,15 @@ def in_one_tensor(items: Iterable[RowDraft]) -> list[RowDraft]:
 
 
 def _copies(options: StateOptions) -> Iterator[ParameterCopy]:
-    """Yield the fp32 master weights and their fp32 gradients, which exist from the start."""
+    """Yield the fp32 master weights, their fp32 gradients and 16-bit copies, which exist from the start."""
     yield from (copy for copy in kept_copies(options, trains=True) if copy.component is Component.MASTER_WEIGHTS)
     whole = from_phase("optimizer")
     citation = f"{SOURCE}: the gradients of the fp32 masters, pinned"
     yield ParameterCopy(Component.GRADIENTS, " gradient in fp32", "fp32", 1, whole, citation)
+    if options.zero_stage < 3:
+        citation = f"{SOURCE}stage_1_and_2.py: param_buffer_of_bit16_for_cpu_offload_groups"
+        name = ", updated, on its way to the device"
+        yield ParameterCopy(Component.COMMUNICATION_BUFFERS, name, options.compute, 1, whole, citation)
     if options.zero_stage == 3:
         citation = f"{SOURCE}stage3.py: grad_partitions_flat_buffer"
         yield ParameterCopy(Component.GRADIENTS, " gradient", options.base, 1, whole, citation)

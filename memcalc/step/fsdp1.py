@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -47,13 +48,15 @@ def build_fsdp1(spec: Spec, device: torch.device) -> CausalLM:
         (3, True): ShardingStrategy.HYBRID_SHARD,
         (2, True): ShardingStrategy._HYBRID_SHARD_ZERO2,  # noqa: SLF001 -- its only name
     }
-    layers = {id(layer) for layer in layers_of(model.module)}
+    wrapped_apart = {id(layer) for layer in layers_of(model.module)}
+    if fsdp.wrap == "layers-and-trained":
+        wrapped_apart |= {id(module) for module in _trained_modules(model.module)}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=FutureWarning)  # FSDP1 is deprecated
         wrapped = FullyShardedDataParallel(
             model.module,
             sharding_strategy=strategies[spec.parallelism.zero_stage, hybrid],
-            auto_wrap_policy=CustomPolicy(lambda module: id(module) in layers),
+            auto_wrap_policy=CustomPolicy(lambda module: id(module) in wrapped_apart),
             backward_prefetch=_PREFETCH[fsdp.backward_prefetch],
             forward_prefetch=fsdp.forward_prefetch,
             mixed_precision=_precision(fsdp),
@@ -70,6 +73,14 @@ def build_fsdp1(spec: Spec, device: torch.device) -> CausalLM:
         return found if isinstance(found, Tensor) else found.logits
 
     return replace(model, module=wrapped, logits=logits)
+
+
+def _trained_modules(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the modules without submodules that have a weight with a gradient (peft 0.21 utils/other.py)."""
+    for part in module.modules():
+        weight = getattr(part, "weight", None)
+        if weight is not None and weight.requires_grad and not [*part.children()]:
+            yield part
 
 
 def _give_host_memory(module: nn.Module) -> None:

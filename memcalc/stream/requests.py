@@ -196,17 +196,17 @@ class Requests:
         self.once.add(number)
         return number
 
-    def play(self, script: Script, label: Label = Component.COMMUNICATION_BUFFERS) -> int:
+    def play(self, script: Script, label: Label = Component.COMMUNICATION_BUFFERS, stream: int = 0) -> int:
         """Allocate and free an operator's internal buffers; the remaining ones become one storage with one owner."""
         taken: list[tuple[int, int]] = []
         for change in script:
             if change > 0:
-                taken.append((change, self.take(change, 0, label)))
+                taken.append((change, self.take(change, stream, label)))
             elif change:  # frees the newest buffer of that size
                 last = max(index for index, (size, _) in enumerate(taken) if size == -change)
                 self.drop((taken.pop(last)[1],))
         if not taken:
-            return self.take(0, 0, label)
+            return self.take(0, stream, label)
         number = taken[-1][1]
         if len(taken) > 1:
             self._parts[number] = tuple(each for _, each in taken)

@@ -78,10 +78,11 @@ def _on_several_gpus(spec: Spec) -> tuple[str, ...]:
         return (FP8,)
     if spec.training.implementation == "megatron" or parallelism.engine == "megatron":
         return "Megatron-Core", SEVERAL_GPUS
+    if parallelism.engine == "deepspeed":
+        offload = "" if parallelism.offload == "none" else ", offload to the host"
+        return f"DeepSpeed stage {parallelism.zero_stage}{offload}", "DeepSpeed", SEVERAL_GPUS
     if parallelism.offload != "none":
         return "offload to the host", SEVERAL_GPUS
-    if parallelism.engine == "deepspeed":
-        return f"DeepSpeed stage {parallelism.zero_stage}", "DeepSpeed", SEVERAL_GPUS
     if parallelism.pipeline_parallel > 1 and not any(lacks(spec)):  # other pipelines were not recorded
         return "pipeline stages", SEVERAL_GPUS
     if parallelism.tensor_parallel > 1 and not (parallelism.engine == "fsdp2" and parallelism.shards > 1):

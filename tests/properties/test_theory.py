@@ -17,7 +17,19 @@ from memcalc.ledger.row import Row
 from memcalc.ledger.textbook import zero_model_state_bytes
 from memcalc.simulation import recorded_step
 from memcalc.simulation.layer_loops import LayerLoop
-from tests.properties.specs import Config, by_stage, changes_of, configs, examples, gpt, gpts, held, states, totals
+from tests.properties.specs import (
+    TWO_GROUPS,
+    Config,
+    by_stage,
+    changes_of,
+    configs,
+    examples,
+    gpt,
+    gpts,
+    held,
+    states,
+    totals,
+)
 
 ACTIVATIONS, GRADIENTS = Component.ACTIVATIONS, Component.GRADIENTS
 WEIGHT_BYTES = {"fp32": 4, "amp": 4}  # 2 in every other recipe at bf16
@@ -180,10 +192,11 @@ def test_zero_shards_as_its_paper_says(case: tuple[Config, int, dict[str, int]],
     """ZeRO (arXiv 1910.02054) figure 1, in the second step: 16P, 4P + 12P/N, 2P + 14P/N, 16P/N.
 
     Every size here is a multiple of 4, so every tensor divides. The fp32 gradients made for the step are not counted,
-    and DeepSpeed's stage 1 frees reduced gradients as its stage 2 does.
+    and DeepSpeed's stage 1 frees reduced gradients as its stage 2 does. With a group of parameters without weight decay
+    16-bit gradients are there until its update, the last one.
     """
     config, parameters, _ = case
-    config["parallelism"] = {"engine": "deepspeed", "zero_stage": stage, "data_parallel": ranks}
+    config["parallelism"] = {"engine": "deepspeed", "zero_stage": stage, "data_parallel": ranks, **TWO_GROUPS}
     rows = states(estimate(config).headline).values()
     found = sum(row.bytes for row in rows if not row.tensor.endswith("gradient in fp32"))
 

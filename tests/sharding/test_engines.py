@@ -126,6 +126,22 @@ def test_ddp_rebuilds_its_buckets_after_the_first_reduction(framework: tuple[str
     assert {interval.phase for interval in requests.stretches if ~bucket in interval.script} == {phase}
 
 
+def test_ddp_that_looks_for_unused_parameters_keeps_its_first_buckets() -> None:
+    """The embedding alone is beyond 1 MiB, each layer of 32 MiB and 4 KiB beyond 25 MiB; norm and head are left.
+
+    The last one is allocated first. Then a flag of 4 bytes for each parameter.
+    """
+    requests = run_requests(small("engine=ddp", "find_unused_parameters=true"))
+    table, whole = 2 * VOCAB * WIDTH, LAYERS * LAYER + ROOT_BYTES
+    made = taken(requests)
+    first = made.index(whole) + 1  # after the broadcast
+    buckets = [table + 2 * WIDTH, *[LAYER] * LAYERS, table]
+
+    assert made[first : first + len(buckets) + 1] == [*buckets, 4 * (LAYERS * 7 + 3)]
+    freed = {~change for interval in requests.stretches for change in interval.script if change < 0}
+    assert not freed & set(range(first, first + len(buckets)))
+
+
 def test_lightning_constructs_ddp_on_a_stream_of_its_own() -> None:
     """Its flat buffers are freed to the driver, and the sum of a tied weight's gradients follows its stream."""
     words = ("engine=ddp", "framework=lightning", "implementation=huggingface", "tie_word_embeddings=true")

@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 
 import memcalc
+from memcalc.allocator.pytorch.constants import STREAM_SHIFT
 from memcalc.layout.flat_parameters import FlatUnit, flat_unit
 from memcalc.layout.local_parameters import LocalParameter
 from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Ledger
-from memcalc.simulation.simulated_run import simulate, unsupported_reason
+from memcalc.simulation.simulated_run import run_requests, simulate, unsupported_reason
+from memcalc.spec.spec import Spec
+from memcalc.stream.requests import EngineTensor
 from tests.sharding.small_model import RANKS, VOCAB, WIDTH, sizes
 from tests.thinning import quick_every
 
@@ -21,8 +24,12 @@ ROOT_OF_RECORDS = Path(__file__).parents[2] / "benchmarks" / "recordings"
 DELAYED = ROOT_OF_RECORDS / "delayed-events" / "null-h100-80gb-torch-2.13.0-fsdp1.jsonl"
 NEVER_WAITING = DELAYED.parent / "without-waits" / DELAYED.name
 RECORDINGS = ROOT_OF_RECORDS / "sharded"
+WITH_ADAPTERS = RECORDINGS / "null-h100-80gb-torch-2.13.0-fsdp1-adapters.jsonl"
 RECORDS = [
-    json.loads(line) for path in sorted(RECORDINGS.glob("*fsdp1*.jsonl")) for line in path.read_text().splitlines()
+    json.loads(line)
+    for path in sorted(RECORDINGS.glob("*fsdp1*.jsonl"))
+    if path != WITH_ADAPTERS
+    for line in path.read_text().splitlines()
 ]
 LAYERS = 3
 SIZES = (*sizes(LAYERS), "engine=fsdp1")
@@ -123,6 +130,69 @@ def test_recorded_ranks(record: dict) -> None:  # type: ignore[type-arg]
     assert found.reserved_bytes == pytest.approx(reserved, rel=1e-3)
     for phase, (top, _) in found.tops.items():
         assert top == pytest.approx(record["phases"][phase], rel=1e-3), phase
+
+
+@pytest.mark.parametrize(("number", "off"), [(0, 0), (1, 278_528), (2, 43_008), (3, 512)])
+def test_recorded_ranks_with_adapters(number: int, off: int) -> None:
+    """Reserved memory is equal; `off` is the largest difference of allocated memory in any phase.
+
+    Of the second, PyTorch gathers a layer's last adapter before the layer is recomputed, which happens here when its
+    backward begins.
+    """
+    record = json.loads(WITH_ADAPTERS.read_text().splitlines()[number])
+    found = simulate(memcalc.load(record["spec"] | {"hardware": {"gpu": "h100-80gb"}}))
+
+    for phase, (top, _) in found.tops.items():
+        assert top == pytest.approx(record["phases"][phase], abs=off), phase
+    assert found.reserved_bytes == max(record["reserved"].values())
+
+
+def test_modules_that_train_are_units() -> None:
+    """A layer has its frozen weights, 2 bytes each; q_proj's adapters of rank 8 are two flat parameters of 8d in fp32.
+
+    Of each, a rank has a quarter, and so of their gradients and two moments. Only the layers are gathered as a whole.
+    """
+    words = ("finetune=lora", "lora.rank=8", "lora.target_modules=[q_proj]", "fsdp.wrap=layers-and-trained")
+    ledger = run("zero_stage=3", "recipe=pure", *words)
+    rows = [row for row in ledger.rows if "zero_grad_2" in row.phases and not row.tensor.endswith("step counter")]
+    adapters = LAYERS * 2 * 8 * WIDTH
+
+    def held(component: Component) -> int:
+        return sum(row.bytes for row in rows if row.component is component)
+
+    assert held(Component.WEIGHTS) * RANKS == 2 * (LAYERS * LAYER + ROOT) + 4 * adapters
+    assert held(Component.GRADIENTS) * RANKS == 4 * adapters
+    assert held(Component.OPTIMIZER_STATE) * RANKS == 8 * adapters
+
+
+def test_a_frozen_layer_is_freed_after_the_layer_below_is_gathered() -> None:
+    """The hook that reshards it is on the gradient of its input, after the one that gathers the layer below."""
+    words = ("finetune=lora", "lora.rank=8", "fsdp.wrap=layers-and-trained", "fsdp.backward_prefetch=none")
+    spec = memcalc.load("llama-3.2-1b", *SIZES, "zero_stage=3", "recipe=pure", "recompute=full", *words)
+    live = most = 0
+    for size in gathered(spec, "backward_1"):
+        live += size
+        most = max(most, live)
+
+    assert most == 2 * 2 * LAYER  # bf16; the root is gathered in forward
+
+
+def gathered(spec: Spec, phase: str) -> list[int]:
+    """Bytes of the layers' flat parameters as they are gathered (positive) and freed in a phase."""
+    requests = run_requests(spec)
+    names = [label.tensor if isinstance(label, EngineTensor) else "" for label in requests.labels]
+    number, found, sizes = -1, [], dict[int, int]()
+    for interval in requests.stretches:
+        for change in interval.script:
+            if change >= 0:
+                number += 1
+                size = change - (change >> STREAM_SHIFT << STREAM_SHIFT)
+                if names[number] == "flat parameter of a layer, gathered":
+                    sizes[number] = size
+                    found += [size] if interval.phase == phase else []
+            elif interval.phase == phase and ~change in sizes:
+                found.append(-sizes[~change])
+    return found
 
 
 def most_reserved(record: dict[str, Any], step: int) -> int:

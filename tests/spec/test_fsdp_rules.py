@@ -88,6 +88,31 @@ FLAT = SHARDED | {"engine": "fsdp1"}
             ),
         ),
         (
+            {"finetune": "lora"},
+            FLAT,
+            (
+                "parallelism.fsdp.wrap: wrap = layers is not modelled with finetune = lora and engine = fsdp1: units "
+                "would have frozen and trained parameters. Set wrap: layers-and-trained, or engine: fsdp2."
+            ),
+        ),
+        (
+            {"recipe": "pure"},
+            FLAT | {"fsdp": {"wrap": "layers-and-trained"}},
+            (
+                "parallelism.fsdp.wrap: wrap = layers-and-trained needs adapters, but finetune = full. Set finetune: "
+                "lora or qlora, or leave wrap out."
+            ),
+        ),
+        (
+            {"finetune": "qlora", "qlora": {"quant_storage": "uint8"}},
+            FLAT | {"fsdp": {"wrap": "layers-and-trained"}},
+            (
+                "training.qlora.quant_storage: 4-bit weights packed in uint8 do not run under FSDP1, which flattens "
+                "parameters of one dtype: other frozen weights are in bf16. Set quant_storage: compute and "
+                "base_dtype: compute, or engine: fsdp2."
+            ),
+        ),
+        (
             {"recipe": "mixed-16"},
             FLAT,
             (

@@ -231,8 +231,10 @@ def test_zero_shards_as_its_paper_counts(engine: str, stage: int, ranks: int) ->
 
     In the step, without the fp32 gradients that are made for it. DeepSpeed's stage 1 frees what is another rank's share
     as soon as it is reduced, as stage 2 does; FSDP2's stage 2 holds shards outside forward and backward, as stage 3.
+    With a group of parameters without weight decay 16-bit gradients are there until its update, the last one.
     """
-    run = ledger("mixed-16", f"zero_stage={stage}", f"data_parallel={ranks}", f"engine={engine}")
+    groups = ("zero_optimization.separate_no_decay=true",) if engine == "deepspeed" else ()
+    run = ledger("mixed-16", f"zero_stage={stage}", f"data_parallel={ranks}", f"engine={engine}", *groups)
     rows = [row for row in run.rows if "optimizer_step_2" in row.phases and not row.tensor.endswith("gradient in fp32")]
     held = {component: sum(row.bytes for row in rows if row.component is component) for component in COPIES}
 
@@ -240,6 +242,22 @@ def test_zero_shards_as_its_paper_counts(engine: str, stage: int, ranks: int) ->
     assert sum(held.values()) == zero_model_state_bytes(P, ranks, as_of)
     assert held[W] == 2 * P // (ranks if as_of == 3 else 1)
     assert (held[G], held[M], held[O]) == (2 * P // ranks, 4 * P // ranks, 8 * P // ranks)
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_deepspeed_frees_the_gradients_of_one_group_before_its_update(stage: int) -> None:
+    """Its fp32 gradients are left. Before the update the 16-bit ones are there twice: whole tensors, and flattened.
+
+    stage_1_and_2.py, step: averaged_gradients. Of 4 ranks the first has 28,608 elements: both embeddings, a norm, the
+    attention and a norm are 25,088, so the 16,384 of the next matrix are there, too.
+    """
+    words = (f"zero_stage={stage}", "data_parallel=4", "engine=deepspeed", "optimizer_implementation=fused")
+    rows = ledger("mixed-16", *words).live_rows("optimizer_step_2")
+    touched = V * D + S * D + 2 * D + 3 * (D + 1) * D + (D + 1) * D + 2 * D + 4 * D**2
+
+    assert all(row.tensor.endswith("in fp32") for row in rows if row.component is G)
+    both = next(row for row in rows if row.tensor == "gradients, also flattened, beyond the update")
+    assert both.bytes == 2 * (touched + P // 4)
 
 
 def test_deepspeed_frees_gradients_at_the_end_of_its_step_and_stage_3_keeps_their_buffer() -> None:

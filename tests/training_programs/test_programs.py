@@ -74,10 +74,34 @@ def test_records_are_complete(path):
 
 
 # Percent, reserved: the largest error in families with requests replayed in the program's own order.
-RESERVED = {"loop": 3.1, "trainer-5-ddp": 1.1, "trainer-5-zero": 0.2, "trl-sft-zero": 0.1}
-UNLIKE = {  # texts of unlike lengths
+RESERVED = {
+    "loop": 3.1,
+    "trainer-5-ddp": 0.4,
+    "accelerate-ddp": 0.1,
+    "trainer-5-zero": 0.2,
+    "trainer-5-offload": 0.2,
+    "trl-sft-zero": 0.1,
+    "deepspeed": 0.1,
+    "accelerate-deepspeed": 0.7,
+}
+# Texts of unlike lengths; releases of DeepSpeed before 0.19, or its loop at stage 0, which are not replayed; causes.md has
+# those of the others.
+UNLIKE = {
+    ("accelerate-ddp", "development", 3),
+    ("accelerate-ddp", "development", 4),
+    ("accelerate-ddp", "held-out", 4),
+    ("accelerate-ddp", "held-out", 6),
+    ("deepspeed", "development", 1),
+    ("deepspeed", "development", 3),
+    ("deepspeed", "development", 5),
+    ("deepspeed", "held-out", 0),
+    ("accelerate-deepspeed", "development", 0),
+    ("accelerate-deepspeed", "development", 1),
+    ("accelerate-deepspeed", "development", 7),
     ("trainer-5-zero", "development", 1),
     ("trainer-5-zero", "development", 4),
+    ("trainer-5-offload", "development", 1),
+    ("trainer-5-offload", "development", 4),
     ("trl-sft-zero", "development", 5),
     ("trl-sft-zero", "held-out", 7),
 }
@@ -109,25 +133,37 @@ BARS = {
     "axolotl": (0.2, 0.1),
     "litgpt": (1.3, 0.5),
     "loop": (0.1, 0.3),
-    "trainer-5-ddp": (0.2, 0.1),
+    "trainer-5-ddp": (0.2, 0.3),
+    "accelerate-ddp": (0.3, 0.3),
     "torchtitan": (0.1, 0.1),
     "accelerate-fsdp2": (1.6, 0.2),
-    "trainer-5-fsdp": (2.5, 0.8),
+    "trainer-5-fsdp": (0.7, 0.1),
+    "trainer-5-fsdp1-lora": (0.1, 0.1),
     "torchtune": (0.2, 1.3),
     "megatron": (0.1, 0.1),
     "trainer-5-deepspeed": (0.6, 0.1),
     "trainer-5-zero": (0.2, 0.1),
+    "trainer-5-offload": (0.2, 0.1),
     "trl-sft-zero": (0.2, 0.1),
-    "deepspeed": (1.4, 0.1),
+    "deepspeed": (0.4, 0.1),
+    "accelerate-deepspeed": (0.4, 0.1),
     "trl-reward": (2.4, 0.2),
     "trl-dpo": (0.5, 0.4),
     "trl-grpo": (2.5, 0.4),  # over where completions end before their longest length, which the data decide
     "trl-sft-fsdp": (0.9, 0.2),
-    "trl-qlora-fsdp": (1.8, 1.0),
+    "trl-qlora-fsdp": (1.9, 1.0),
+    "trl-qlora-fsdp1": (8.8, 0.6),  # LayerNorm above a 4-bit base (causes.md); the others are within 0.05
 }
-# axolotl's fused kernels of adapters, which a note reports as overcounted; two loops over two GPUs (causes.md); two that
-# depend on their data: one is padded, and one has sequences shorter than the file's longest.
+# axolotl's fused kernels of adapters, which a note reports as overcounted; two loops over two GPUs, one run with weights
+# in host memory, two at stage 0 and one with PyTorch's math kernel (causes.md); four that depend on their data: two are
+# padded, and two have sequences shorter than the file's longest.
 BEYOND = {
+    ("axolotl", "held-out", 3),
+    ("deepspeed", "development", 3),
+    ("deepspeed", "held-out", 0),
+    ("accelerate-deepspeed", "development", 7),
+    ("accelerate-deepspeed", "held-out", 6),
+    ("trainer-5-offload", "development", 1),
     ("loop", "development", 0),
     ("loop", "development", 4),
     ("axolotl", "development", 1),

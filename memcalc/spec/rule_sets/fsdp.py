@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memcalc.spec.fsdp import FsdpSpec
+from memcalc.spec.finetuning import base_dtype, packing_dtype
+from memcalc.spec.fsdp import FsdpSpec, Wrap
 from memcalc.spec.model_families.conversion import built_in_fp32
 from memcalc.spec.recipes import RECIPES
 from memcalc.spec.rule_sets.violations import Violation
 from memcalc.spec.spec import Spec
-from memcalc.spec.training import ParallelismSpec
+from memcalc.spec.training import ParallelismSpec, TrainingSpec
 from memcalc.spec.yaml_source import Path
 
 OF_FSDP1 = ("use_orig_params", "load_dtype", "forward_prefetch", "backward_prefetch")
-OF_FSDP2 = ("output_dtype", "wrap", "keeps_unsharded_weights")
+OF_FSDP2 = ("output_dtype", "keeps_unsharded_weights")
+WRAPS: dict[str, tuple[Wrap, ...]] = {
+    "fsdp1": ("layers", "layers-and-trained"),
+    "fsdp2": ("layers", "layers-and-ends"),
+}
 
 
 def policy(spec: Spec) -> Iterator[Violation]:
@@ -69,7 +74,7 @@ def policy(spec: Spec) -> Iterator[Violation]:
 
 
 def _fields(parallelism: ParallelismSpec) -> Iterator[Violation]:
-    """Yield violations: fields of the other FSDP."""
+    """Yield violations: fields and units of the other FSDP."""
     other, fields = ("fsdp2", OF_FSDP2) if parallelism.engine == "fsdp1" else ("fsdp1", OF_FSDP1)
     for field in fields:
         value = getattr(parallelism.fsdp, field)
@@ -79,10 +84,16 @@ def _fields(parallelism: ParallelismSpec) -> Iterator[Violation]:
                 f"{field} = {str(value).lower()} needs engine = {other}, but engine = {parallelism.engine}.",
                 f"Leave {field} out, or set engine: {other}.",
             )
+    if parallelism.fsdp.wrap not in WRAPS[parallelism.engine]:
+        yield Violation(
+            ("parallelism", "fsdp", "wrap"),
+            f"wrap = {parallelism.fsdp.wrap} needs engine = {other}, but engine = {parallelism.engine}.",
+            f"Leave wrap out, or set engine: {other}.",
+        )
 
 
 def flat_parameters(spec: Spec) -> Iterator[Violation]:
-    """Yield violations: FSDP1 is modelled alone, for models with one dtype that train all of it, without a second copy.
+    """Yield violations: FSDP1 is modelled alone, for units of one dtype that train or are frozen as a whole.
 
     torch 2.13 distributed/fsdp/_flat_param.py, _validate_tensors_to_flatten: a unit has one dtype.
     """
@@ -105,7 +116,6 @@ def flat_parameters(spec: Spec) -> Iterator[Violation]:
         )
     fields: dict[str, tuple[object, tuple[object, ...]]] = {
         "recipe": (training.recipe, ("pure", "amp", "fp32")),
-        "finetune": (training.finetune, ("full",)),
         "ema": (training.ema, ("none",)),
         "fp8": (training.fp8, ("none",)),
         "optimizer_in_backward": (training.optimizer_in_backward, (False,)),
@@ -118,10 +128,37 @@ def flat_parameters(spec: Spec) -> Iterator[Violation]:
                 f"Set {field}: {' or '.join(str(each).lower() for each in known)}, or engine: fsdp2.",
             )
     wide = built_in_fp32(model.architecture) if training.implementation == "huggingface" else ()
-    if (wide or training.fp32_modules) and RECIPES[training.recipe].weights != "fp32":
+    if (wide or training.fp32_modules) and base_dtype(training) != "fp32":
         yield Violation(
             ("training", "recipe"),
             f"recipe = {training.recipe} does not run under FSDP1, which flattens parameters of one dtype: "
             f"{', '.join(wide or training.fp32_modules)} has fp32 weights.",
             "Set recipe: amp or fp32, or another engine.",
+        )
+    yield from _flat_adapters(training, parallelism)
+
+
+def _flat_adapters(training: TrainingSpec, parallelism: ParallelismSpec) -> Iterator[Violation]:
+    """Yield violations: adapters need units of their own, and 4-bit weights the dtype of the other frozen weights."""
+    apart = parallelism.fsdp.wrap == "layers-and-trained"
+    if apart and training.lora is None:
+        yield Violation(
+            ("parallelism", "fsdp", "wrap"),
+            f"wrap = layers-and-trained needs adapters, but finetune = {training.finetune}.",
+            "Set finetune: lora or qlora, or leave wrap out.",
+        )
+    if training.lora is not None and not apart:
+        yield Violation(
+            ("parallelism", "fsdp", "wrap"),
+            f"wrap = {parallelism.fsdp.wrap} is not modelled with finetune = {training.finetune} and engine = fsdp1: "
+            "units would have frozen and trained parameters.",
+            "Set wrap: layers-and-trained, or engine: fsdp2.",
+        )
+    packed = packing_dtype(training, parallelism)
+    if training.finetune == "qlora" and packed != base_dtype(training):
+        yield Violation(
+            ("training", "qlora", "quant_storage"),
+            f"4-bit weights packed in {packed} do not run under FSDP1, which flattens parameters of one dtype: other "
+            f"frozen weights are in {base_dtype(training)}.",
+            "Set quant_storage: compute and base_dtype: compute, or engine: fsdp2.",
         )
