@@ -148,6 +148,18 @@ def test_the_input_of_score_matmuls_is_allocated_once() -> None:
     assert first == second // 2 + 1  # `forward_2` stands for two steps
 
 
+@pytest.mark.parametrize("attention", ["eager", "flash"])
+def test_buffers_allocated_once_are_rows_alone(attention: str) -> None:
+    """They are no part of the recorded passes: a first backward without accumulation has no second cuBLAS workspace."""
+    words = (*SIZES, *LOCAL, f"attention={attention}")
+    alone, accumulated = (
+        memcalc.estimate("llama-3.2-1b", *words, f"gradient_accumulation_steps={steps}", gpu="h100-80gb").ledger.totals
+        for steps in (1, 2)
+    )
+
+    assert alone["backward_1"] <= accumulated["backward_1"]
+
+
 def test_recomputed_layers_hold_their_result_until_their_backward_returns() -> None:
     """CheckpointFunction.backward: the result and the gradient that it was given, two hidden states."""
     spec = small("recompute=full", "dropout=0.0")
