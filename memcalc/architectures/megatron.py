@@ -203,14 +203,14 @@ class LocalLayer(MegatronLayer):
         """rope_utils.py, _apply_rotary_pos_emb_bshd: each call computes cosines and sines, which autograd saves."""
         ops = self.ops
         t = ops.viewed(x, x.shape, f"{name} to rotate")
-        rest = ops.no_features(x, f"{name} not to rotate")
+        (rest,) = ops.slices(x, (x.shape,), f"{name} not to rotate,")  # empty, but its gradient is as large as x
         tables = [self.angles(each, name) for each in ("cosines", "sines")]
         straight = ops.mul(t, tables[0], f"{name} * cos")
         half = (*x.shape[:-1], "d_h/2")
         first, second = ops.split(t, (half, half), f"{name} halves")
         turned = ops.concatenate((ops.scale(second, f"-{name} half"), first), x.shape, f"turned {name}")
         rotated = ops.add(straight, ops.mul(turned, tables[1], f"turned {name} * sin"), f"sum of {name}")
-        whole = ops.after_rotation(x, rotated, rest, f"rotated {name}")
+        whole = ops.concatenate((rotated, rest), x.shape, f"rotated {name}")
         self.tape.still_referenced(rotated, *tables)
         return whole
 
@@ -233,7 +233,7 @@ class LocalLayer(MegatronLayer):
         q, by_head = self.leaf(q, "q"), k if c.grouped else self.leaf(k, "k")
         scores = ops.biased_matmul(Tensor(-1, ("1",), c.compute), q, by_head, "scores", ("b", heads, "s", "s"))
         self.tape.nodes[-1].buffer = SCORES
-        mask = ops.causal_mask()
+        mask = self.causal_mask()
         probabilities = ops.softmax(ops.masked_view(scores, mask, "masked scores"), "attention probabilities")
         self.tape.still_referenced(mask)
         dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention_dropout)
@@ -244,6 +244,12 @@ class LocalLayer(MegatronLayer):
         if "core_attn" in c.recomputed_modules:
             self.tape.recompute(core, entered)
         return core
+
+    def causal_mask(self) -> Tensor:
+        """The upper triangle of ones as bool, computed in fp32 (core/transformer/utils.py, get_default_causal_mask)."""
+        ops, shape = self.ops, ("s", "s")
+        ones = ops.table("ones of the causal mask", shape, "fp32")
+        return ops.table("causal mask", shape, "bool", of=(ops.table("upper triangle", shape, "fp32", of=(ones,)),))
 
     def leaf(self, x: Tensor, name: str) -> Tensor:
         """An input of recomputed attention: a leaf, with a gradient that autograd copies into the leaf's strides.

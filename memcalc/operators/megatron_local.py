@@ -87,17 +87,6 @@ class MegatronLocal(TransformerEngine):
         self.tape.record(node)
         return y
 
-    def causal_mask(self) -> Tensor:
-        """Return the upper triangle of ones as bool (core/transformer/utils.py, get_default_causal_mask)."""
-        citation = f"{LOCAL}transformer/utils.py: get_default_causal_mask"
-        given: tuple[Tensor, ...] = ()
-        for name, dtype in (("ones", "fp32"), ("upper triangle", "fp32"), ("causal mask", "bool")):
-            storage = self.tape.store(name, ("s", "s"), dtype, citation)
-            made = Tensor(storage, ("s", "s"), dtype, grad=False)
-            self.tape.record(Node(name, given, (made,), (), (None,) * len(given)))
-            given = (made,)
-        return given[0]
-
     def masked_view(self, x: Tensor, mask: Tensor, name: str) -> Tensor:
         """x.view(...).masked_fill_(mask, number); saves the mask.
 
@@ -120,16 +109,4 @@ class MegatronLocal(TransformerEngine):
         mask = self.tape.store(f"{name}: mask", x.shape[:-1], "bool", f"{LOCAL}tensor_parallel/layers.py")
         y = Tensor(x.storage, x.shape, x.dtype)
         self.tape.record(Node(name, (x,), (y,), (mask,), (NEW,), also_allocates=(mask,)))
-        return y
-
-    def after_rotation(self, x: Tensor, rotated: Tensor, empty: Tensor, name: str) -> Tensor:
-        """The rotated features and the others, of which there are none, in one tensor."""
-        y = self.tape.new(name, x.shape, x.dtype, "aten::cat")
-        self.tape.record(Node(name, (rotated, empty), (y,), (), (SAME, SAME)))
-        return y
-
-    def no_features(self, x: Tensor, name: str) -> Tensor:
-        """An empty slice of x, with a gradient as large as x."""
-        y = Tensor(x.storage, x.shape, x.dtype)
-        self.tape.record(Node(name, (x,), (y,), (), (NEW,)))
         return y

@@ -37,10 +37,19 @@ def lacks(spec: Spec, plan: Segment) -> Iterator[str]:
         plan: its recomputation plan.
     """
     training, parallelism = spec.training, spec.parallelism
+    pipelined = parallelism.pipeline_parallel > 1
     found = {
         "Megatron-LM's buffers around other modules": training.implementation != "megatron",
         "Transformer Engine's modules": training.transformer_engine,
-        "Megatron-Core's pipelines": parallelism.pipeline_parallel > 1,
+        f"Megatron-Core's schedule {parallelism.schedule}": pipelined and parallelism.schedule != "1f1b",
+        "fewer micro-batches than Megatron-Core's stages": pipelined
+        and training.gradient_accumulation_steps < parallelism.pipeline_parallel,
+        # Its gradients are reduced in a bucket of their own.
+        "a tied embedding's shards over Megatron-Core's stages": pipelined
+        and spec.model.tie_word_embeddings
+        and parallelism.zero_stage > 0
+        and parallelism.shards > 1,
+        "evaluation in Megatron-Core's pipelines": pipelined and training.evaluation_batch_size is not None,
         "context parallelism": parallelism.context_parallel > 1,
         "expert parallelism": parallelism.expert_parallel > 1,
         "Megatron-Core's sequence parallelism": parallelism.sequence_parallel and parallelism.tensor_parallel > 1,

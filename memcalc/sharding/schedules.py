@@ -72,13 +72,13 @@ def lacks(spec: Spec) -> Iterator[str]:
 def actions_of(spec: Spec, stage: Stage) -> Iterator[Action]:
     """Return the actions of a stage in one step."""
     name, stages = spec.parallelism.schedule, spec.parallelism.pipeline_parallel
-    micro_batches = _played(spec)
+    micro_batches = played_micro_batches(spec)
     if name == "interleaved":
         return _interleaved(stage.index, stages, len(stage.chunks), micro_batches)
     return (_gpipe if name == "gpipe" else _one_forward_one_backward)(stage.index, stages, micro_batches)
 
 
-def _played(spec: Spec) -> int:
+def played_micro_batches(spec: Spec) -> int:
     """Return how many micro-batches are recorded; later ones repeat rounds of as many micro-batches as stages."""
     stages, micro_batches = spec.parallelism.pipeline_parallel, spec.training.gradient_accumulation_steps
     if spec.parallelism.schedule == "gpipe" or (spec.parallelism.schedule == "interleaved" and micro_batches % stages):

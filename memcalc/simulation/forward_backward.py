@@ -106,6 +106,7 @@ class ForwardBackward:
             self._let_go("names")  # memcalc/step/recompute.py, run_plan: the layers run in a separate function
         if not self.parts.stage.has_head:
             self.output = hidden
+            self._let_go("names")
             self._take_over_name(None)
             self._end_of_forward()
             return

@@ -111,11 +111,15 @@ class InFlight:
         sent = 0 if passing.parts.stage.has_embedding else 1
         return found[sent:], found[:sent]
 
-    def release(self) -> list[int]:
-        """Free the tensors that the stage references until backward returns; return the storages of logits and loss."""
+    def release(self, *, keeps_output: bool = True) -> list[int]:
+        """Free the tensors that the stage references until backward returns; return the storages of logits and loss.
+
+        Args:
+            keeps_output: whether the stage still references logits and loss; otherwise they are freed, too.
+        """
         passing = self.recorded.passing
         self.recorded.requests.drop(self.output)
-        return self.recorded.play("release", self.new, lambda: passing.release(keeps_output=True))
+        return self.recorded.play("release", self.new, lambda: passing.release(keeps_output=keeps_output))
 
     def _hold(self, storage: int) -> None:
         """Add an owner to the receive buffer, which stays when the block that takes it over drops one."""

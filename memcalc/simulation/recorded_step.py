@@ -20,7 +20,7 @@ from memcalc.ledger.component import Component
 from memcalc.ledger.row_drafts import EVALUATION, RowDraft
 from memcalc.programs.program import Program
 from memcalc.programs.sized_program import ProgramSizer, SizedProgram
-from memcalc.sharding.engine import by_unit
+from memcalc.sharding.engine import Engine, by_unit
 from memcalc.sharding.engines import arriving_gradients, engine_of, gradient_names, takes_gradients_over
 from memcalc.simulation.evaluation import evaluated, evaluates_between_steps, reference_run, scored_by_reference
 from memcalc.simulation.forward_backward import ForwardBackward
@@ -173,7 +173,11 @@ class StepRecorder:
         units = by_unit(
             layers.ordered, layers.numbers, ends=options.wraps_embedding_and_head, finds_norm=options.finds_norm
         )
-        engine = engine_of(self.requests, layers.of_engine, units, spec, plan, self.rank)
+        engine = (
+            Engine(self.requests)  # the buffers of Megatron-Core's modules are rows of their own
+            if options.engine == "megatron"
+            else engine_of(self.requests, layers.of_engine, units, spec, plan, self.rank)
+        )
         engine.rounds = {layer: loop.rounds for loop in layers.played for item in loop.items for layer in leaves(item)}
         existing = engine.existing() if exist else []
         parts = StageBlocks(

@@ -83,7 +83,11 @@ def _recorded(spec: Spec, stage: Stage, rank: int | None, lengths: tuple[int, ..
         return GenerationRequests(spec, Requests()).record()
     if spec.parallelism.pipeline_parallel == 1:
         return SimulatedRun(spec, Requests(), rank=rank, lengths=lengths).play()
-    from memcalc.simulation.pipeline import SimulatedPipeline  # it extends SimulatedRun
+    if state_options(spec).engine == "megatron":
+        from memcalc.simulation.megatron_pipeline import MegatronPipeline  # it extends SimulatedRun
+
+        return MegatronPipeline(spec, Requests(), stage, rank).play()
+    from memcalc.simulation.pipeline import SimulatedPipeline  # as above
 
     return SimulatedPipeline(spec, Requests(), stage).play()
 

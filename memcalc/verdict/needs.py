@@ -195,7 +195,7 @@ def _replayed(spec: Spec, gpu: GpuSpec | None) -> MemoryNeed | None:
     worst: MemoryNeed | None = None
     by_stage: dict[int, AllocatorOverhead] = {}
     for alike in stages_alike(spec):
-        need = _replayed_rank(spec, gpu, alike[0])
+        need = _replayed_stage(spec, gpu, alike[0])
         if need is None or need.overhead is None:
             return None
         by_stage |= {stage.index: need.overhead for stage in alike}

@@ -18,6 +18,7 @@ from memcalc.layout.local_parameters import LocalParameter
 from memcalc.layout.stages import stages_of
 from memcalc.sharding.engines import SAMPLED_RANKS, ranks_to_replay
 from memcalc.sharding.megatron import BUFFER_STREAM
+from memcalc.simulation.megatron_pipeline import MODEL, MegatronPipeline
 from memcalc.simulation.simulated_run import SimulatedRun, run_requests, simulate, unsupported_reason
 from memcalc.spec.spec import Spec
 from memcalc.states.megatron_grad_buffer import buffer_elements, rank_parts
@@ -147,6 +148,18 @@ def test_the_input_of_score_matmuls_is_allocated_once() -> None:
     assert first == second // 2 + 1  # `forward_2` stands for two steps
 
 
+@pytest.mark.parametrize("attention", ["eager", "flash"])
+def test_buffers_allocated_once_are_rows_alone(attention: str) -> None:
+    """They are no part of the recorded passes: a first backward without accumulation has no second cuBLAS workspace."""
+    words = (*SIZES, *LOCAL, f"attention={attention}")
+    alone, accumulated = (
+        memcalc.estimate("llama-3.2-1b", *words, f"gradient_accumulation_steps={steps}", gpu="h100-80gb").ledger.totals
+        for steps in (1, 2)
+    )
+
+    assert alone["backward_1"] <= accumulated["backward_1"]
+
+
 def test_recomputed_layers_hold_their_result_until_their_backward_returns() -> None:
     """CheckpointFunction.backward: the result and the gradient that it was given, two hidden states."""
     spec = small("recompute=full", "dropout=0.0")
@@ -159,6 +172,17 @@ def test_recomputed_layers_hold_their_result_until_their_backward_returns() -> N
     hidden = program.storages[program.output].name
 
     assert names.index((-1, hidden)) > names.index((-1, "attention.qkv_proj.weight"))
+
+
+def test_the_model_references_the_newest_input_of_a_stage_until_the_next_step() -> None:
+    """After a step: the input that the last stage has received, and its gradient (set_input_tensor)."""
+    spec = small("pipeline_parallel=2", "gradient_accumulation_steps=2")
+    first, last = (MegatronPipeline(spec, Requests(), stage) for stage in stages_of(spec))
+    first.play()
+    last.play()
+
+    assert {name: len(storages) for name, storages in last.variables.items() if storages} == {MODEL: 2}
+    assert not any(first.variables.values())
 
 
 # -- ranks and limits --------------------------------------------------------------------------------------------------
@@ -174,7 +198,16 @@ def test_ranks_of_the_distributed_optimizer_are_replayed() -> None:
     ("words", "reason"),
     [
         (("attention=flash",), "Transformer Engine's modules"),
-        (("pipeline_parallel=2", "gradient_accumulation_steps=2"), "Megatron-Core's pipelines"),
+        (
+            ("pipeline_parallel=2", "gradient_accumulation_steps=2", "schedule=gpipe"),
+            "Megatron-Core's schedule gpipe",
+        ),
+        (("pipeline_parallel=2",), "fewer micro-batches than Megatron-Core's stages"),
+        (
+            ("pipeline_parallel=2", "gradient_accumulation_steps=2", "tie_word_embeddings=true", "zero_stage=1")
+            + ("data_parallel=2",),
+            "a tied embedding's shards over Megatron-Core's stages",
+        ),
         (("context_parallel=2", "attention=flash"), "Transformer Engine's modules"),
         (("tensor_parallel=2", "sequence_parallel=true"), "Megatron-Core's sequence parallelism"),
         (("recompute=[[0,1]]",), "a checkpoint of several layers of Megatron-Core"),
@@ -195,7 +228,7 @@ PROGRAMS = [
     record
     for path in sorted(Path(RECORDINGS).glob("*/megatron.jsonl"))
     for record in read_records(path)
-    if record["good"] and "--pipeline-model-parallel-size 1" in record["files"]["train.sh"]
+    if record["good"]
 ]
 
 
@@ -207,12 +240,19 @@ def specification(record: Mapping[str, Any]) -> Spec:
 
 @pytest.mark.parametrize("record", PROGRAMS, ids=lambda record: f"{record['seed']}-{record['number']}")
 def test_recorded_programs_reserve_as_replayed(record: Mapping[str, Any]) -> None:
-    """Real Megatron-LM on the null CUDA device, byte-exact: each rank as its place among the replicas."""
-    spec = specification(record)
-    replicas = spec.parallelism.data_parallel if spec.parallelism.zero_stage else 1
-    tensor = spec.parallelism.tensor_parallel
+    """Real Megatron-LM on the null CUDA device, byte-exact: each rank by its stage and its place among the replicas.
 
-    reserved = [simulate(spec, rank=replica).reserved_bytes for replica in range(replicas)]
-    assert [rank["reserved_bytes"] for rank in record["ranks"]] == [
-        reserved[rank["rank"] // tensor % replicas] for rank in record["ranks"]
+    Ranks are numbered in the order tensor, data, pipeline (core/parallel_state.py, order "tp-cp-ep-dp-pp").
+    """
+    spec = specification(record)
+    parallelism = spec.parallelism
+    tensor, replicas = parallelism.tensor_parallel, parallelism.data_parallel
+    expected = [
+        simulate(spec, stage=stage, rank=replica if parallelism.zero_stage else None).reserved_bytes
+        for stage in stages_of(spec)
+        for replica in range(replicas)
+        for _ in range(tensor)
     ]
+
+    assert [rank["rank"] for rank in record["ranks"]] == [*range(len(expected))]
+    assert [rank["reserved_bytes"] for rank in record["ranks"]] == expected
