@@ -117,7 +117,6 @@ class MegatronDDP(Engine):
         super().__init__(requests)
         self.buffers = buffers
         self.used: set[str] = set()  # the buffers that exist, and the kernels that are compiled
-        self.resumed = False  # whether earlier micro-batches are not recorded: all buffers exist
         self.options = options
         self.distributed = options.zero_stage > 0  # the distributed optimizer
         self.trained = tuple(parameter for parameter in ordered if parameter.trains)
@@ -166,10 +165,6 @@ class MegatronDDP(Engine):
         own = options._replace(zero_stage=0, data_parallel=1, clips=False)
         return [(LocalParameters(map(_flat, group)), own) for group in self.groups]
 
-    def resume(self) -> None:
-        """All buffers exist, and all kernels are compiled; the ledger counts the buffers as persistent memory."""
-        self.resumed = True
-
     def before_forward(self, unit: int) -> None:
         """Compute the RoPE angles before the first layer (core/models/common/embeddings/rotary_pos_embedding.py).
 
@@ -205,7 +200,7 @@ class MegatronDDP(Engine):
             drop((take(copied, Component.TEMPORARIES), cache))
 
     def _is_first(self, name: str) -> bool:
-        new = not self.resumed and name not in self.used
+        new = name not in self.used
         self.used.add(name)
         return new
 
