@@ -7,7 +7,10 @@ from typing import Any
 
 from benchmarks.programs.environments import AXOLOTL
 from benchmarks.programs.huggingface import ADAPTERS, CARDS, draw_batch, draw_model
+from benchmarks.programs.models import LARGE, SMALL, Model
 from benchmarks.programs.program import Draw, Family, Program, Sized, written_yaml
+from memcalc.catalogue.shipped import find_shipped
+from memcalc.spec.finetuning import FUSED_FAMILIES
 
 FILE = "config.yaml"
 PRECISIONS: tuple[Mapping[str, Any], ...] = (
@@ -24,12 +27,44 @@ CHECKPOINTING: tuple[Mapping[str, Any], ...] = (
 OPTIMIZERS = ("adamw_torch_fused", "adamw_bnb_8bit", "adamw_torch", "paged_adamw_8bit")
 
 
+# Batches of one length; and kernels, of which axolotl enables all unless a file sets one.
+WHOLE: tuple[Mapping[str, Any], ...] = ({"pad_to_sequence_len": True}, {"sample_packing": True})
+KERNELS: tuple[Mapping[str, Any], ...] = (
+    {},
+    {},
+    {"lora_mlp_kernel": True},
+    {"lora_qkv_kernel": True, "lora_o_kernel": True},
+)
+TARGETS: tuple[Mapping[str, Any], ...] = (
+    {},
+    {"lora_target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]},
+    {},
+)
+
+
 def draw_program(draw: Draw) -> Program:
     """A program on one GPU."""
     adapters = draw.of("adapters", ADAPTERS)
     model = draw_model(draw, adapters)
+    return written(draw, adapters, model, {"sample_packing": draw.of("packing", (None, True, False))})
+
+
+def draw_fused(draw: Draw) -> Program:
+    """A program with adapters on one GPU, with batches of one length and a model that axolotl's kernels take."""
+    adapters = draw.of("adapters", ("qlora", "lora"))
+    model = draw.of("model with kernels", [each for each in (*LARGE, *SMALL) if _model_type(each) in FUSED_FAMILIES])
+    more = {**draw.of("lengths", WHOLE), **draw.of("kernels", KERNELS), **draw.of("targets", TARGETS)}
+    return written(draw, adapters, model, more)
+
+
+def _model_type(model: Model) -> str:
+    entry = find_shipped(model.hub_id)
+    return "" if entry is None else str(entry.config["model_type"])
+
+
+def written(draw: Draw, adapters: str, model: Model, more: Mapping[str, Any]) -> Program:
+    """A program of this model, with further fields."""
     batch = draw_batch(draw, model)
-    packing = draw.of("packing", (None, True, False))
     fields: dict[str, Any] = {
         "base_model": model.hub_id,
         **({"load_in_4bit": True} if adapters == "qlora" else {}),
@@ -42,13 +77,13 @@ def draw_program(draw: Draw) -> Program:
                 "lora_r": draw.of("rank", (8, 16, 32)),
                 "lora_alpha": 16,
                 "lora_dropout": draw.of("lora dropout", (0.05, 0.0)),
-                "lora_target_linear": True,
+                **({} if "lora_target_modules" in more else {"lora_target_linear": True}),
             }
             if adapters != "full"
             else {}
         ),
         "sequence_len": batch.length,
-        "sample_packing": packing,
+        **more,
         "gradient_accumulation_steps": draw.of("accumulation", (1, 4, 2)),
         "micro_batch_size": batch.size,
         "num_epochs": 1,
@@ -74,4 +109,4 @@ def draw_program(draw: Draw) -> Program:
     )
 
 
-FAMILIES = (Family("axolotl", AXOLOTL, draw_program),)
+FAMILIES = (Family("axolotl", AXOLOTL, draw_program), Family("axolotl-lora", AXOLOTL, draw_fused))

@@ -17,6 +17,7 @@ from memcalc.spec.spec import Spec
 from memcalc.states.communication_buffers import communication_buffers
 from memcalc.states.model_states import state_sums
 from memcalc.states.persistent import persistent_rows
+from memcalc.states.upcast_weights import upcast_weights
 
 
 class SharedPeakPhases(NamedTuple):
@@ -88,7 +89,7 @@ def _known_peaks(spec: Spec) -> dict[tuple[Stage, GpuSpec | None], list[tuple[in
 def persistent_items(spec: Spec, stage: Stage, gpu: GpuSpec | None) -> list[RowDraft]:
     """Return the persistent items other than model states."""
     persistent = (*persistent_rows(spec, stage, gpu), *first_workspace(spec, stage, gpu))
-    return [*communication_buffers(spec, stage), *persistent]
+    return [*communication_buffers(spec, stage), *upcast_weights(spec, stage), *persistent]
 
 
 def rollouts(spec: Spec, stage: Stage, gpu: GpuSpec | None) -> list[RowDraft]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from memcalc.frameworks.draft import Draft
 from memcalc.frameworks.switches import is_on
 from memcalc.frameworks.weights import placed_config
+from memcalc.spec.finetuning import FUSED_FAMILIES
 
 # Families with norms called ln_1, ln_2 and ln_f, and the subset with an untied wte.
 _WITHOUT_NORM = ("gpt2", "gpt_bigcode", "gpt_neo", "gptj", "codegen")
@@ -41,15 +42,38 @@ def _has_adapters(draft: Draft) -> bool:
     )
 
 
-def note_kernels(draft: Draft) -> None:
-    """Note the adapter kernels that axolotl enables by default, which save less than PEFT's modules.
+def place_loading_of_adapters(draft: Draft) -> None:
+    """Set what axolotl does with a model before its adapters train.
 
-    utils/schemas/config.py: for LoRA and QLoRA, unless the file sets each to false or has an 8-bit base; on several
-    GPUs not under FSDP1.
+    The embedding's output requires a gradient (loaders/adapter.py, load_adapter). Embedding, LM head and norms are
+    cast to fp32 and back (loaders/model.py, _configure_embedding_dtypes): with a 4-bit base on the GPU, otherwise
+    before the model is moved there; not under FSDP. `embeddings_skip_upcast` leaves that to PEFT.
     """
-    kernels = [f"lora_{part}_kernel" for part in ("mlp", "qkv", "o")]
-    asked = all(draft.given_fields.get(name, True) for name in kernels) and not is_on(
-        draft.given_fields.get("load_in_8bit")
-    )
-    if asked and draft.values.get("training.finetune") in ("lora", "qlora"):
+    finetune = draft.values.get("training.finetune")
+    if finetune not in ("lora", "qlora"):
+        return
+    draft.default("training.lora.input_require_grads", True)
+    if finetune == "qlora" and not draft.given("parallelism.zero_stage"):
+        draft.default("training.lora.fp32_on_load", ["embed_tokens", "lm_head", "norm"])
+
+
+def place_fused_adapters(draft: Draft) -> None:
+    """Set the parts of a layer that axolotl's own autograd functions run, where they are modelled; else note them.
+
+    utils/schemas/config.py, check_auto_enable_lora_kernels: all by default, with LoRA or QLoRA, unless the file sets
+    one of them, has an 8-bit base, remote code or reinforcement learning. monkeypatch/lora_kernels.py replaces the
+    source of attention and the forward of MLPs. FSDP2's hooks do not see their weights.
+    """
+    fields, parts = draft.given_fields, ("qkv", "o", "mlp")
+    adapted = draft.values.get("training.finetune") in ("lora", "qlora")
+    if not adapted or is_on(fields.get("load_in_8bit")) or draft.given("training.implementation") != "huggingface":
+        return
+    by_file = [name for name in fields if name.startswith("lora_") and name.endswith("_kernel")]
+    default = not (by_file or fields.get("rl") or is_on(fields.get("trust_remote_code")))
+    asked = [part for part in parts if is_on(fields.get(f"lora_{part}_kernel", default))]
+    if not asked:
+        return
+    if placed_config(draft).get("model_type") in FUSED_FAMILIES and not draft.given("parallelism.zero_stage"):
+        draft.default("training.lora.fused", asked)
+    else:
         draft.limit("fused kernels of adapters", "counted as PEFT's modules, which save more", holds_memory=False)

@@ -88,10 +88,14 @@ def packs_sequences(fields: Mapping[str, Any]) -> bool:
 def place_padding(draft: Draft) -> None:
     """Set whether sequences of a batch are padded, which gives transformers' sdpa a mask; the data decide it.
 
-    Texts that are concatenated and split, and batches of one sequence, are not padded; flash_attention_2 needs no mask.
+    Texts that are concatenated and split, and batches of one sequence, are not padded, unless lengths are rounded up;
+    flash_attention_2 needs no mask.
     """
     packs = is_on(draft.given_fields.get("packing"))
-    alone = draft.given("training.micro_batch_size") == 1 and not draft.values.get("training.pairs")
+    # axolotl 0.19 core/builders/causal.py: to a multiple of 64, or to sequence_len
+    rounds = draft.given(FRAMEWORK) == "axolotl" and draft.given_fields.get("pad_to_sequence_len") is not False
+    single = draft.given("training.micro_batch_size") == 1 and not draft.values.get("training.pairs")
+    alone = single and not rounds
     masks = draft.given("training.attention") != "eager" and draft.given("training.attention_windows") != "kernel"
     if (
         not masks

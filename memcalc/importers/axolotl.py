@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.frameworks.allocator_settings import EXPANDABLE, place_allocator_settings
-from memcalc.frameworks.axolotl import note_kernels, place_fp32_modules
+from memcalc.frameworks.axolotl import place_fp32_modules, place_fused_adapters, place_loading_of_adapters
 from memcalc.frameworks.draft import Draft
 from memcalc.frameworks.switches import is_on
 from memcalc.frameworks.trainer import note_evaluation, place_trainers_loop
@@ -75,9 +75,7 @@ FIELDS: dict[str, Meaning] = {
     "cut_cross_entropy": fact("cut_cross_entropy", "training.loss"),
     "max_grad_norm": fact("clipping", "training.gradient_clipping"),
     "chunked_cross_entropy": overcounted("a chunked loss"),
-    "lora_mlp_kernel": overcounted("fused kernels of adapters"),
-    "lora_qkv_kernel": overcounted("fused kernels of adapters"),
-    "lora_o_kernel": overcounted("fused kernels of adapters"),
+    **{name: part("training.lora.fused") for name in ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")},
     "activation_offloading": ACTIVATIONS,
     "torch_compile": COMPILE,
     "torch_compile_mode": COMPILE_MODE,
@@ -249,6 +247,7 @@ def _finish(draft: Draft) -> None:
         draft.values["parallelism.data_parallel_replicate"] = replicas
     _precision(draft)
     draft.default("training.sequence_length", 512)
+    place_loading_of_adapters(draft)
     in_8_bits = draft.facts.get("fp8") is True
     if in_8_bits:
         draft.facts.setdefault("bf16", True)  # Accelerate's autocast for the other modules
@@ -259,7 +258,7 @@ def _finish(draft: Draft) -> None:
     place_allocator_settings(draft, EXPANDABLE, "axolotl's command")
     _note_preference(draft)
     place_fp32_modules(draft)
-    note_kernels(draft)
+    place_fused_adapters(draft)
     note_evaluation(draft, asked=_evaluates(draft.given_fields), batch="eval_batch_size")
     if in_8_bits:  # core/trainers/base.py, additional_accelerator_args
         gathers = draft.facts.get("fp8_gather") is True

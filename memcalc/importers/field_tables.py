@@ -161,10 +161,10 @@ def read(
 def _finish(framework: FileFormat, draft: Draft, open_fields: set[str]) -> None:
     """Set the fields that follow from several others, except model fields that the user sets."""
     placed = frozenset(draft.values)
-    with _refusing(framework):
-        framework.finish(draft)
     if framework.framework:
         draft.default(FRAMEWORK, framework.framework)
+    with _refusing(framework):
+        framework.finish(draft)
     for path in (open_fields - placed) | _of_the_model(draft):
         draft.values.pop(path, None)
     draft.release_optimizer()

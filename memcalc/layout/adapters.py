@@ -62,6 +62,7 @@ class Adapters(NamedTuple):
         input_gradient: whether the embedding's output requires a gradient.
         keeps_inputs: whether frozen linear layers, too, save their input, which no gradient needs.
         input_dtype: dtype to which PEFT casts an adapter's input, where it is not `dtype`.
+        fused: parts of a layer that one of axolotl's autograd functions runs (`FUSED_PARTS`).
         joined: with LitGPT's modules, those of q, k and v that share its one adapter; None with PEFT's.
         joins_unequal_parts: whether k and v have fewer heads than q.
     """
@@ -75,6 +76,7 @@ class Adapters(NamedTuple):
     input_gradient: bool
     saves_inputs: bool = False
     input_dtype: str = ""
+    fused: tuple[str, ...] = ()
     joined: tuple[str, ...] | None = None
     joins_unequal_parts: bool = False
 
@@ -155,6 +157,7 @@ def _adapters(
         saved=(*lora.modules_to_save, *(("score",) if model.num_labels else ())),
         quantized=quantized,
         input_gradient=lora.input_require_grads or "embed_tokens" in lora.modules_to_save,
+        fused=lora.fused,
         joined=joined,
         joins_unequal_parts=model.num_key_value_heads != model.num_attention_heads,
     )

@@ -13,6 +13,7 @@ from memcalc.operators.chunked_loss import ChunkedLoss
 from memcalc.operators.collectives import Collectives
 from memcalc.operators.fp32_norm_weight import Fp32NormWeight
 from memcalc.operators.fp32_parameters import Fp32Parameters
+from memcalc.operators.fused_lora import FusedLora
 from memcalc.operators.gpt_oss_ops import GptOssOps
 from memcalc.operators.liger import LigerKernels
 from memcalc.operators.linear_attention import LinearAttention
@@ -27,6 +28,7 @@ from memcalc.operators.state_space import StateSpace
 
 class Operators(
     Fp32Parameters,
+    FusedLora,
     ChunkedLoss,
     Norms,
     Fp32NormWeight,

@@ -13,6 +13,7 @@ from memcalc.programs.tape import (
     ALIAS,
     CAST,
     IN_PLACE,
+    PREPARED,
     REDUCED,
     SAME,
     SCALED,
@@ -298,7 +299,7 @@ class Backward:
     def outgoing(self, node: Node, incoming: list[PendingGradient]) -> list[tuple[Tensor, PendingGradient]]:
         """Allocate the gradients of an operator's inputs, in order; return them with their tensors."""
         found: list[tuple[Tensor, PendingGradient]] = []
-        overwritten = iter(node.saved)
+        overwritten, prepared = iter(node.saved), iter(node.prepared)
         early = node.frees_early
         for tensor, kind in zip(node.inputs, node.gradients, strict=True):
             written_over = next(overwritten) if kind == IN_PLACE else None
@@ -306,6 +307,9 @@ class Backward:
                 continue
             if kind == SUMMED:
                 found.append((tensor, UNSUMMED))
+                continue
+            if kind == PREPARED:
+                found.append((tensor, PendingGradient(next(prepared), view=True)))
                 continue
             if kind in (SAME, ALIAS, IN_PLACE):
                 source, view = incoming[0] if written_over is None else PendingGradient(self.current(written_over))
@@ -437,11 +441,11 @@ class Backward:
 
 
 def _left(node: Node) -> Iterable[int]:
-    """Return the temporaries that an operator has allocated and not freed."""
+    """Return the temporaries that an operator has allocated and neither freed nor passed on as gradients."""
     steps = (*node.prepares, *((index, -1) for index in node.frees_early), *node.between, *node.summed_later)
     if not steps:
         return ()
     made = Counter(index for index, sign in steps for _ in range(max(sign, 0)))
     made.subtract(index for index, sign in steps if sign < 0)
-    made.subtract(node.summed)
+    made.subtract((*node.summed, *node.prepared))
     return made.elements()

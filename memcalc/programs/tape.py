@@ -30,6 +30,7 @@ CAST = "cast"  # a new tensor of the output's dtype, which the engine casts to t
 REDUCED = "reduced"  # a new tensor of the output's shape, which the engine sums over broadcast axes
 SUMMED = "summed"  # a new tensor that the engine sums from the output's gradient after the operator has returned
 IN_PLACE = "in place"  # the gradient of the n-th such input overwrites the n-th saved tensor
+PREPARED = "prepared"  # the gradient of the n-th such input is the n-th of `prepared`, passed on as a view
 
 
 @dataclass(slots=True, eq=False)
@@ -65,11 +66,12 @@ class Node:
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     saved: tuple[int, ...]
-    gradients: tuple[str | None, ...]  # for each input one of SAME to IN_PLACE above, or None
+    gradients: tuple[str | None, ...]  # for each input one of SAME to PREPARED above, or None
     forward_temporaries: tuple[int, ...] = ()
     backward_temporaries: tuple[int, ...] = ()
     # (storage, +1 or -1): backward's allocations and frees before its results
     prepares: tuple[tuple[int, int], ...] = ()
+    prepared: tuple[int, ...] = ()  # input gradients that `prepares` allocates
     frees_early: tuple[int, ...] = ()  # of `prepares`, what the first input gradient alone is computed from
     between: tuple[tuple[int, int], ...] = ()  # the same, between input gradients and parameter gradients
     parameters: tuple[int, ...] = ()

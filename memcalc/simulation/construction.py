@@ -30,7 +30,9 @@ from memcalc.states.persistent import CAUSAL_MASKS, ROTARY_TABLES, persistent_ro
 from memcalc.states.recipe_copies import is_made_in_backward, kept_copies
 from memcalc.states.state_options import StateOptions, groups, state_options
 from memcalc.states.unsharded_weights import shards_loaded_model
+from memcalc.states.upcast_weights import is_upcast
 
+LOADED = "loaded"  # the group of weights in the dtype they are loaded in
 WARMS_UP = "4.50"  # of transformers: the first release with caching_allocator_warmup
 BROADCAST_BYTES = 250 * 2**20  # torch distributed/fsdp/_init_utils.py, PARAM_BROADCAST_BUCKET_SIZE
 MAPS = "0.26"  # of TRL: the first release that loads with device_map="auto"
@@ -84,11 +86,16 @@ def built_before_training(spec: Spec, stage: Stage, options: StateOptions) -> It
     base = tuple(held for held in ordered if not _is_adapter(held))
     sized = _sized(base, copies, options, Role.WEIGHTS)
     weights = _joined(buffers.among(base, sized if spec.training.qlora is None else in_4_bits(spec, base, sized)))
+    upcasts = spec.training.lora is not None and bool(spec.training.lora.fp32_on_load)
+    if upcasts:
+        weights = _upcast_and_back(spec, weights)
     if _casts_weights(spec):
         weights = (_cast_from_fp32(built, options) for built in weights)
     splits = options.partitions_gradients and options.zero_stage == 3
     yield from chain.from_iterable(_split_at_once(built, options) for built in weights) if splits else weights
     yield from _adapters(spec, [held for held in ordered if _is_adapter(held)], copies, options)
+    if upcasts:  # axolotl 0.19 loaders/model.py, _apply_post_lora_load_setup
+        yield InitialTensors(mask_of("model"), (), empties_cache=True)
     if not options.partitions_gradients:  # DeepSpeed's engine allocates its flat buffers itself
         yield from _kept_copies(ordered, copies, options)
     yield from (_alone(item) for item in standing if item.component is Component.INPUTS)
@@ -107,6 +114,29 @@ def _cast_from_fp32(built: InitialTensors, options: StateOptions) -> InitialTens
     """Return weights as nn.Module.to casts them, one at a time."""
     wide = (each.size * DTYPE_BYTES["fp32"] // DTYPE_BYTES[options.base] for each in built.tensors)
     return built._replace(replaced=tuple(map(InitialTensor, wide)))
+
+
+def _upcast_and_back(spec: Spec, weights: Iterable[InitialTensors]) -> Iterator[InitialTensors]:
+    """Yield weights that are cast to fp32, one module after the other, and then back in the same way.
+
+    PEFT 0.21 utils/other.py, prepare_model_for_kbit_training, empties the cache between.
+    """
+    cast: list[tuple[int, InitialTensor]] = []
+    ratio = DTYPE_BYTES["fp32"] // DTYPE_BYTES[base_dtype(spec.training)]
+    until = mask_of("model")
+    for built in weights:
+        for made in built.tensors:
+            if made.parameter is not None and is_upcast(spec, made.parameter):
+                yield InitialTensors(until, (made._replace(parameter=None),), groups=((LOADED, len(cast)),))
+                cast.append((built.mask, made))
+            else:
+                yield built._replace(tensors=(made,))
+    for number, (_, made) in enumerate(cast):
+        wide = (InitialTensor(ratio * made.size),)
+        yield InitialTensors(until, wide, groups=((WIDE, number),), frees=(LOADED, number))
+    yield InitialTensors(until, (), empties_cache=True)
+    for number, (mask, made) in enumerate(cast):
+        yield InitialTensors(mask, (made,), frees=(WIDE, number))
 
 
 def _warmup(spec: Spec, ordered: Sequence[LocalParameter], options: StateOptions) -> Iterator[InitialTensors]:

@@ -39,6 +39,7 @@ class InitialTensors(NamedTuple):
         replaced: as many tensors allocated before; each is freed when its successor exists.
         groups: the group of each tensor, with which it is freed; empty: they are freed after the phases.
         frees: the group of earlier tensors that is freed once these exist.
+        empties_cache: whether torch.cuda.empty_cache() follows.
     """
 
     mask: int
@@ -46,3 +47,4 @@ class InitialTensors(NamedTuple):
     replaced: tuple[InitialTensor, ...] = ()
     groups: tuple[Hashable, ...] = ()
     frees: Hashable = None
+    empties_cache: bool = False

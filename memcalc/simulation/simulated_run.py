@@ -220,6 +220,8 @@ class SimulatedRun:
             if built.groups:
                 self.groups.setdefault(built.groups[index], []).append(found.pop())
         self.requests.drop(self.groups.pop(built.frees, ()))
+        if built.empties_cache:
+            self.requests.empty_cache()
         return found
 
     def _run(self, phase: str) -> None:

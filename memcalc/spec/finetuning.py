@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
+from memcalc.spec.fp32_modules import Fp32Modules
 from memcalc.spec.model import ATTENTION, MAMBA, MLP, ConfigBlock, ModelSpec, Probability, Size
 from memcalc.spec.recipes import RECIPES
 
@@ -57,6 +58,15 @@ Targets = Annotated[tuple[Target, ...], Field(strict=False, min_length=1)]
 Saved = Annotated[tuple[Literal["embed_tokens", "lm_head"], ...], Field(strict=False)]
 Precision = Literal["fp32", "compute"]
 
+# Parts of a layer that one of axolotl's autograd functions runs, and their linear layers (axolotl 0.19
+# monkeypatch/lora_kernels.py), in modelled families with a layer that it patches.
+FUSED_PARTS = {"qkv": QKV, "o": ("o_proj",), "mlp": ("gate_proj", "up_proj", "down_proj")}
+FUSED_FAMILIES = (
+    *("gemma", "gemma2", "gemma3_text", "granite", "hunyuan_v1_dense", "llama", "mistral", "qwen2", "qwen3"),
+    "smollm3",
+)
+FusedPart = Literal["qkv", "o", "mlp"]
+
 # Block sizes with kernels in bitsandbytes (bitsandbytes 0.50 functional.py, quantize_4bit).
 BlockSize = Literal[32, 64, 128, 256, 512, 1024, 2048, 4096]
 
@@ -82,6 +92,16 @@ class LoraSpec(ConfigBlock):
         description="dtype of frozen weights that are not 4-bit; default: fp32 under recipes fp32 and amp, else compute"
     )
     modules_to_save: Saved = Field((), description="[embed_tokens, lm_head]: trained in full, in a separate copy")
+    fused: Annotated[tuple[FusedPart, ...], Field(strict=False)] = Field(
+        (),
+        description="parts of a layer that one autograd function runs with its adapters: [qkv, o, mlp] (axolotl's "
+        "lora_*_kernel; with implementation huggingface)",
+    )
+    fp32_on_load: Fp32Modules = Field(
+        (),
+        description="frozen modules that are cast to fp32 and back before adapters are made (axolotl, QLoRA): "
+        "embed_tokens | lm_head | norm",
+    )
     input_require_grads: bool = Field(
         description="whether the embedding's output needs a gradient; default: if anything is recomputed, as PEFT does"
     )

@@ -18,6 +18,7 @@ def not_run(spec: Spec) -> tuple[Limit, ...]:
         "padding-free batches": training.padding_free,
         "the mask of padded sequences": training.padding_mask != "none",
         "torch.compile": training.compile,
+        "axolotl's functions of several adapters": training.lora is not None and bool(training.lora.fused),
         "logits that are shifted": training.loss_shift != "labels",
         # a `Spec` has the formulas' fields of the language model, from which a step of text is built
         "images: activations, gradients and optimizer state of the vision tower": tower_trains(spec.model, training),

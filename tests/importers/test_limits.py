@@ -245,20 +245,62 @@ def test_an_evaluation_is_sized_by_its_batch(more: str, batch: int | None, tmp_p
     assert holding(spec) == set()
 
 
+KERNELS = "fused kernels of adapters"
+
+
 @pytest.mark.parametrize(
-    ("more", "stated"),
+    ("more", "fused"),
     [
-        ("adapter: lora\n", True),
-        ("adapter: lora\nlora_mlp_kernel: false\nlora_qkv_kernel: false\nlora_o_kernel: false\n", False),
-        ("adapter: lora\nload_in_8bit: true\n", False),
-        ("", False),
+        ("", ("qkv", "o", "mlp")),
+        ("lora_mlp_kernel: false\nlora_qkv_kernel: false\nlora_o_kernel: false\n", ()),
+        ("lora_mlp_kernel: true\n", ("mlp",)),  # a file that sets one gets no other
+        ("load_in_8bit: true\n", ()),
+        ("rl: dpo\n", ()),
+        ("trust_remote_code: true\n", ()),
     ],
 )
-def test_axolotl_turns_its_kernels_of_adapters_on_by_itself(more: str, stated: bool, tmp_path: Path) -> None:
-    limits = loaded(tmp_path, AXOLOTL + more).origin.limits
+def test_axolotl_enables_its_kernels_of_adapters(more: str, fused: tuple[str, ...], tmp_path: Path) -> None:
+    spec = loaded(tmp_path, AXOLOTL + "adapter: lora\n" + more)
 
-    assert ("fused kernels of adapters" in [limit.feature for limit in limits]) is stated
-    assert not any(limit.holds_memory for limit in limits)
+    assert spec.training.lora is not None
+    assert spec.training.lora.fused == fused
+    assert spec.training.lora.input_require_grads
+    assert KERNELS not in limits(spec)
+
+
+@pytest.mark.parametrize(
+    ("model", "more"),
+    [
+        ("microsoft/Phi-3-mini-4k-instruct", ""),
+        (
+            "meta-llama/Meta-Llama-3-8B",
+            "fsdp_version: 2\nfsdp_config:\n  reshard_after_forward: true\ndp_shard_size: 2\n",
+        ),
+    ],
+)
+def test_axolotls_kernels_are_noted_where_they_are_not_modelled(model: str, more: str, tmp_path: Path) -> None:
+    text = AXOLOTL.replace("meta-llama/Meta-Llama-3-8B", model)
+    spec = loaded(tmp_path, text + "adapter: lora\n" + more)
+
+    assert spec.training.lora is not None
+    assert not spec.training.lora.fused
+    assert not limits(spec)[KERNELS].holds_memory
+
+
+@pytest.mark.parametrize(("more", "mask"), [("", "boolean"), ("pad_to_sequence_len: false\n", "none")])
+def test_axolotl_rounds_lengths_up_so_a_single_sequence_is_padded(more: str, mask: str, tmp_path: Path) -> None:
+    text = AXOLOTL.replace("micro_batch_size: 2", "micro_batch_size: 1").replace("flash", "sdp") + "adapter: lora\n" + more
+
+    assert loaded(tmp_path, text).training.padding_mask == mask
+
+
+@pytest.mark.parametrize(("adapter", "modules"), [("lora", ()), ("qlora", ("embed_tokens", "lm_head", "norm"))])
+def test_axolotl_casts_modules_of_a_4_bit_model(adapter: str, modules: tuple[str, ...], tmp_path: Path) -> None:
+    bits = "load_in_4bit: true\n" if adapter == "qlora" else ""
+    spec = loaded(tmp_path, f"{AXOLOTL}adapter: {adapter}\n{bits}")
+
+    assert spec.training.lora is not None
+    assert spec.training.lora.fp32_on_load == modules
 
 
 def test_axolotl_holds_embeddings_in_fp32_without_flash_attention(tmp_path: Path) -> None:
@@ -318,9 +360,9 @@ def test_buckets_beyond_the_default_hold_more(value: str, holds: bool, tmp_path:
 
 
 def test_files_of_one_field_that_is_asked_for_twice_name_it_once(tmp_path: Path) -> None:
-    text = f"{AXOLOTL}lora_mlp_kernel: true\nlora_qkv_kernel: true\nlora_o_kernel: false\n"
+    text = f"{AXOLOTL}use_scattermoe: true\nuse_sonicmoe: true\n"
 
-    assert [limit.feature for limit in loaded(tmp_path, text).origin.limits] == ["fused kernels of adapters"]
+    assert [limit.feature for limit in loaded(tmp_path, text).origin.limits] == ["expert kernels"]
 
 
 def test_unknown_fields_are_no_limits(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from memcalc.architectures.huggingface.modules.mlp import Mlps
 from memcalc.architectures.huggingface.modules.rotary import Rotary
 from memcalc.architectures.kv_cache import cached
+from memcalc.operators.fused_lora import AdaptedLayer
 from memcalc.programs.tape import Tensor
 
 
@@ -57,7 +58,8 @@ class Llama(Rotary, Mlps):
         if c.cache is not None:
             k, v = cached(ops, c.cache, k, v)
         core = self.core(q, k, v)
-        y = ops.linear(core, "attention.o_proj", ("d", self.core_width), ("b", "s", "d"), bias=c.output_bias)
+        output = AdaptedLayer("attention.o_proj", ("d", self.core_width), ("b", "s", "d"))
+        y = ops.fused_output(core, output) if ops.fuses("o") else ops.linear(core, *output, bias=c.output_bias)
         y = self.attended(y)
         self.tape.still_referenced(q, k, v)
         return y
@@ -100,11 +102,15 @@ class Llama(Rotary, Mlps):
     def projected(self, x: Tensor) -> dict[str, Tensor]:
         """q, k and v from separate linear layers, with QK norms applied to each at once."""
         c, ops = self.c, self.ops
-        parts = {}
+        layers, parts = {}, {}
         for name in ("q", "k", "v"):
             width, heads = self.width_and_heads(name)
-            out = ("b", "s", heads, "d_h")
-            parts[name] = ops.linear(x, f"attention.{name}_proj", (width, "d"), out, bias=c.qkv_bias)
+            layers[name] = AdaptedLayer(f"attention.{name}_proj", (width, "d"), ("b", "s", heads, "d_h"))
+        if ops.fuses("qkv"):
+            parts = dict(zip(layers, ops.fused_qkv(x, "attention.qkv", tuple(layers.values())), strict=True))
+        for name, layer in layers.items():
+            if name not in parts:
+                parts[name] = ops.linear(x, *layer, bias=c.qkv_bias)
             if not self.views_last:
                 parts[name] = self.by_head(parts[name], name)
             if name != "v" and self.norms_heads == "at once":

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memcalc.spec.model_families.conversion import attends_eagerly
+from memcalc.spec.finetuning import FUSED_FAMILIES
+from memcalc.spec.model_families.conversion import attends_eagerly, family_of
 from memcalc.spec.rule_sets.violations import Violation
 from memcalc.spec.spec import Spec
 
 
 def kernels(spec: Spec) -> Iterator[Violation]:
-    """Yield violations: Liger and masks for windows need transformers' modules; some of those lack fused attention."""
+    """Yield violations: Liger, fused adapters and masks for windows need transformers' modules.
+
+    Some of those modules lack fused attention.
+    """
     training, architecture = spec.training, spec.model.architecture
     if training.attention != "eager" and attends_eagerly(architecture, training.implementation):
         yield Violation(
@@ -23,6 +27,15 @@ def kernels(spec: Spec) -> Iterator[Violation]:
             ("training", "kernels"),
             f"kernels = liger replaces transformers' modules, but implementation = {training.implementation}.",
             "Set implementation: huggingface, or kernels: torch.",
+        )
+    fuses = training.lora is not None and training.lora.fused
+    family = family_of(architecture) if architecture else ""
+    if fuses and (training.implementation != "huggingface" or family not in FUSED_FAMILIES):
+        yield Violation(
+            ("training", "lora", "fused"),
+            f"lora.fused replaces transformers' modules of {', '.join(FUSED_FAMILIES)}, but implementation = "
+            f"{training.implementation} and architecture = {architecture or 'none'}.",
+            "Set lora.fused: [].",
         )
     if training.attention_windows == "mask" and training.implementation != "huggingface":
         yield Violation(

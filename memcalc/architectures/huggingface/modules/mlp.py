@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from memcalc.architectures.huggingface.family import Family
 from memcalc.architectures.huggingface.modules.activations import COMPOSITE
+from memcalc.operators.fused_lora import AdaptedLayer
 from memcalc.programs.tape import Tensor
 
 
@@ -23,6 +24,11 @@ class Mlps(Family):
     def gated(self, x: Tensor, prefix: str, inner: str) -> Tensor:
         """LlamaMLP: down(silu(gate(x)) * up(x))."""
         c, ops = self.c, self.ops
+        if ops.fuses("mlp"):
+            wide = (inner, "d"), ("b", "s", inner)
+            of_gate, of_up = (AdaptedLayer(f"{prefix}{name}", *wide) for name in ("gate_proj", "up_proj"))
+            of_down = AdaptedLayer(f"{prefix}down_proj", ("d", inner), ("b", "s", "d"))
+            return ops.fused_mlp(x, prefix.rstrip("."), (of_gate, of_up, of_down))
         gate = ops.linear(x, f"{prefix}gate_proj", (inner, "d"), ("b", "s", inner), bias=c.mlp_bias)
         kind = f"{prefix}{self.activation}"
         gate = gate if c.liger else self.act(gate, prefix)
