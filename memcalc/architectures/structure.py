@@ -136,7 +136,7 @@ class BlockStructure(NamedTuple):
     upcasts_logits: bool = True  # the loss makes an fp32 copy of the logits
     recomputes_loss: bool = True  # a chunked loss checkpoints each chunk
     chunks_head: bool = True  # a chunked loss also chunks the LM head
-    repeats_heads: bool = False  # plain attention copies keys and values for every query head
+    repeats_heads: bool = False  # attention copies keys and values for every query head before the flash kernel
     heads_first: bool = False  # plain attention's output is copied from heads to tokens
     fp32_norms: bool = False  # plain RMSNorms compute on an fp32 copy
     fp32_output: bool = False  # the program casts the model's output to fp32

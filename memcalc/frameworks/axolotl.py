@@ -10,6 +10,8 @@ from memcalc.spec.finetuning import FUSED_FAMILIES
 # Families with norms called ln_1, ln_2 and ln_f, and the subset with an untied wte.
 _WITHOUT_NORM = ("gpt2", "gpt_bigcode", "gpt_neo", "gptj", "codegen")
 _UNTIED_WTE = ("gptj", "codegen")
+# Families of `FUSED_FAMILIES` with one scale of attention, and with a sliding window only if their config asks for it.
+_WITHOUT_WINDOW = ("gemma", "hunyuan_v1_dense", "llama", "qwen2", "qwen3", "smollm3")
 _PRESETS = {"gpt2": "gpt2", "gpt-neo-": "gpt_neo", "gpt-j-": "gptj", "codegen-": "codegen", "starcoder": "gpt_bigcode"}
 
 
@@ -47,14 +49,36 @@ def place_loading_of_adapters(draft: Draft) -> None:
 
     The embedding's output requires a gradient (loaders/adapter.py, load_adapter). Embedding, LM head and norms are
     cast to fp32 and back (loaders/model.py, _configure_embedding_dtypes): with a 4-bit base on the GPU, otherwise
-    before the model is moved there; not under FSDP. `embeddings_skip_upcast` leaves that to PEFT.
+    before the model is moved there; not under FSDP. With `embeddings_skip_upcast` norms only.
     """
     finetune = draft.values.get("training.finetune")
     if finetune not in ("lora", "qlora"):
         return
     draft.default("training.lora.input_require_grads", True)
     if finetune == "qlora" and not draft.given("parallelism.zero_stage"):
-        draft.default("training.lora.fp32_on_load", ["embed_tokens", "lm_head", "norm"])
+        skips = is_on(draft.given_fields.get("embeddings_skip_upcast"))
+        draft.default("training.lora.fp32_on_load", [*(() if skips else ("embed_tokens", "lm_head")), "norm"])
+
+
+def place_packed_samples(draft: Draft) -> None:
+    """Set what torch's sdpa gets for rows of several samples, which it keeps apart.
+
+    loaders/patch_manager.py, _apply_sdpa_varlen_patch: flash attention of sequences in a row, with keys and values for
+    every query head, for models without a sliding window and with torch from 2.10 on (monkeypatch/attention/
+    sdpa_varlen.py). Others get a mask: `place_padding`.
+    """
+    fields = draft.given_fields
+    config = placed_config(draft)
+    if (
+        is_on(fields.get("sample_packing"))
+        and draft.given("training.attention") == "sdpa"
+        and draft.given("training.implementation") == "huggingface"
+        and is_on(fields.get("sdpa_varlen", True))
+        and config.get("model_type") in _WITHOUT_WINDOW
+        and not is_on(config.get("use_sliding_window"))
+    ):
+        draft.default("training.repeat_kv", True)
+        draft.default("training.padding_mask", "none")
 
 
 def place_fused_adapters(draft: Draft) -> None:

@@ -100,7 +100,7 @@ def place_padding(draft: Draft) -> None:
     if (
         not masks
         or (alone and not packs)
-        or is_on(draft.given_fields.get("sample_packing"))
+        or "training.padding_mask" in draft.values
         or "block_size" in draft.given_fields
     ):
         return

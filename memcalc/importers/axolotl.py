@@ -6,7 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.frameworks.allocator_settings import EXPANDABLE, place_allocator_settings
-from memcalc.frameworks.axolotl import place_fp32_modules, place_fused_adapters, place_loading_of_adapters
+from memcalc.frameworks.axolotl import (
+    place_fp32_modules,
+    place_fused_adapters,
+    place_loading_of_adapters,
+    place_packed_samples,
+)
 from memcalc.frameworks.draft import Draft
 from memcalc.frameworks.switches import is_on
 from memcalc.frameworks.trainer import note_evaluation, place_trainers_loop
@@ -109,7 +114,7 @@ FIELDS: dict[str, Meaning] = {
     "use_onebitllms": lacking("1-bit weights"),
     "sage_attention": lacking("8-bit attention"),
     "large_head_attention": lacking("attention kernels"),
-    "sdpa_varlen": nothing("PyTorch's flash kernel is counted"),
+    "sdpa_varlen": part("training.repeat_kv"),
     "flash_optimum": overcounted("BetterTransformer kernels"),
     "s2_attention": lacking("shifted sparse attention"),
     "scaling_softmax*": lacking("attention with a scaled softmax"),
@@ -120,7 +125,7 @@ FIELDS: dict[str, Meaning] = {
     "dynamic_checkpoint*": nothing("saving"),
     "fp32_norms": lacking("norms in fp32"),
     "fp32_norm_classes": nothing("part of fp32_norms"),
-    "embeddings_skip_upcast": overcounted("16-bit embeddings with adapters"),
+    "embeddings_skip_upcast": part("training.lora.fp32_on_load"),
     "deepcompile": lacking("DeepSpeed's compiler"),
     "lora_embedding_kernel": overcounted("fused kernels of adapters"),
     "lora_rank_pattern": lacking("adapters with different ranks"),
@@ -252,6 +257,7 @@ def _finish(draft: Draft) -> None:
     if in_8_bits:
         draft.facts.setdefault("bf16", True)  # Accelerate's autocast for the other modules
     finish_trainer(draft, weights_follow=True, upcast=False)
+    place_packed_samples(draft)
     place_trainers_loop(draft)
     # utils/__init__.py, set_pytorch_cuda_alloc_conf, which cli/main.py calls; before torch 2.9 it also sets 16
     # divisions of each power of two.

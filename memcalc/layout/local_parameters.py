@@ -58,6 +58,11 @@ class LocalParameter(NamedTuple):
         return ".experts." in self.module
 
     @property
+    def adapts(self) -> bool:
+        """Whether it is a matrix of a low-rank adapter."""
+        return ".lora_" in self.module
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Sizes of the axes."""
         return tuple(size for _, size in self.axes)

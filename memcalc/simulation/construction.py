@@ -83,7 +83,7 @@ def built_before_training(spec: Spec, stage: Stage, options: StateOptions) -> It
         yield from _kept_copies(ordered, copies, options)
         yield from (_alone(item) for item in standing)
         return
-    base = tuple(held for held in ordered if not _is_adapter(held))
+    base = tuple(held for held in ordered if not held.adapts)
     sized = _sized(base, copies, options, Role.WEIGHTS)
     weights = _joined(buffers.among(base, sized if spec.training.qlora is None else in_4_bits(spec, base, sized)))
     upcasts = spec.training.lora is not None and bool(spec.training.lora.fp32_on_load)
@@ -93,7 +93,7 @@ def built_before_training(spec: Spec, stage: Stage, options: StateOptions) -> It
         weights = (_cast_from_fp32(built, options) for built in weights)
     splits = options.partitions_gradients and options.zero_stage == 3
     yield from chain.from_iterable(_split_at_once(built, options) for built in weights) if splits else weights
-    yield from _adapters(spec, [held for held in ordered if _is_adapter(held)], copies, options)
+    yield from _adapters(spec, [held for held in ordered if held.adapts], copies, options)
     if upcasts:  # axolotl 0.19 loaders/model.py, _apply_post_lora_load_setup
         yield InitialTensors(mask_of("model"), (), empties_cache=True)
     if not options.partitions_gradients:  # DeepSpeed's engine allocates its flat buffers itself
@@ -154,7 +154,7 @@ def _warmup(spec: Spec, ordered: Sequence[LocalParameter], options: StateOptions
     size = 0
     for _, found in groupby(ordered, key=lambda held: held.module):
         first, *rest = found  # what quantization adds to a 4-bit matrix follows it
-        loaded = [] if _is_adapter(first) else [first, *(held for held in rest if not held.beside)]
+        loaded = [] if first.adapts else [first, *(held for held in rest if not held.beside)]
         size += sum(DTYPE_BYTES[held.dtype or options.base] * held.elements for held in loaded)
     yield InitialTensors(mask_of("model"), (InitialTensor(size, stays=False, component=Component.TEMPORARIES),))
 
@@ -191,8 +191,8 @@ def _sharded_afterwards(
     The unsharded weights stay until all units are sharded: see `unsharded_weights`.
     """
     alone = options._replace(data_parallel=1, expert_shards=1)
-    base = [held for held in ordered if not _is_adapter(held)]
-    adapters = [held for held in ordered if _is_adapter(held)]
+    base = [held for held in ordered if not held.adapts]
+    adapters = [held for held in ordered if held.adapts]
     until = mask_of("model")
     modules = loaded_in_4_bits(spec, base, _sized(base, copies, alone, Role.WEIGHTS), until)
     yield from chain.from_iterable(modules)
@@ -219,7 +219,7 @@ def _loaded(
     layers = ((place, sorted(by_place[place], key=_name_in_checkpoint)) for place in sorted(by_place) if place != ROOT)
     parts = ((ROOT, before), *layers, (ROOT, at_end))
     found = [(unit_of_parameter(place, each, options), each) for place, members in parts for each in members]
-    base = [(unit, each) for unit, each in found if not _is_adapter(each)]
+    base = [(unit, each) for unit, each in found if not each.adapts]
     ordered = [each for _, each in base]
     modules = loaded_in_4_bits(spec, ordered, _sized(ordered, copies, alone, Role.WEIGHTS), until)
     units = [unit for (unit, _), _ in groupby(base, key=lambda each: (each[0], each[1].module))]
@@ -227,7 +227,7 @@ def _loaded(
         for built in module:
             is_flattened = built.mask == until and not built.groups
             yield built._replace(groups=(unit,) * len(built.tensors)) if is_flattened else built
-    adapters = [(unit, each) for unit, each in found if _is_adapter(each)]
+    adapters = [(unit, each) for unit, each in found if each.adapts]
     units = [unit for unit, _ in adapters]
     for made in _adapters(spec, [each for _, each in adapters], copies, alone):
         if not options.loaded:
@@ -241,7 +241,7 @@ def _loaded(
 
 def _name_in_checkpoint(parameter: LocalParameter) -> str:
     """Return a name by which a layer's modules are in the order of their names in LLaMA and its copies."""
-    return parameter.module.replace("attention.", "self_attn.") if ".lora_" not in parameter.module else ""
+    return parameter.module.replace("attention.", "self_attn.") if not parameter.adapts else ""
 
 
 def _flattened(
@@ -351,10 +351,6 @@ def _kept_copies(
     for role in dict.fromkeys(copy.role for found in copies.values() for copy in found):
         if role is not Role.WEIGHTS:
             yield from _joined(chain.from_iterable(_sized(ordered, copies, options, role)))
-
-
-def _is_adapter(parameter: LocalParameter) -> bool:
-    return parameter.module.endswith((".lora_A", ".lora_B"))
 
 
 def _adapters(

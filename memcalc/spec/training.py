@@ -197,8 +197,8 @@ class TrainingSpec(ConfigBlock):
     )
     repeat_kv: bool = Field(
         False,
-        description="plain and torchtitan modules copy keys and values for every query head before the kernel "
-        "(torchtune, LitGPT, torchtitan before 0.2.2)",
+        description="modules copy keys and values for every query head before the flash kernel (torchtune, LitGPT, "
+        "torchtitan before 0.2.2; transformers' modules under axolotl with packed samples)",
     )
     heads_first: bool = Field(
         False,

@@ -33,9 +33,7 @@ def upcast_weights(spec: Spec, stage: Stage) -> list[RowDraft]:
         return []
     narrow, wide = DTYPE_BYTES[base_dtype(spec.training)], DTYPE_BYTES["fp32"]
     total = sum(each.count * each.elements for each in chosen)
-    adapters = sum(
-        DTYPE_BYTES[each.dtype or "fp32"] * each.count * each.elements for each in parameters if ".lora_" in each.module
-    )
+    adapters = sum(DTYPE_BYTES[each.dtype or "fp32"] * each.count * each.elements for each in parameters if each.adapts)
     size = (wide - narrow) * total + narrow * max(each.elements for each in chosen) - adapters
     if size <= 0:
         return []

@@ -75,6 +75,30 @@ def test_other_modules_have_no_such_functions(other: tuple[str, str]) -> None:
     assert "lora.fused: []" in (caught.value.remedy or "")
 
 
+def test_a_function_does_not_gather_sharded_weights() -> None:
+    run = ("llama-3.2-1b", "implementation=huggingface", "finetune=lora", "data_parallel=2", "lora.fused=[mlp]")
+    memcalc.load(*run, "zero_stage=2")
+
+    with pytest.raises(InputError, match=r"lora.fused is not modelled with zero_stage = 3"):
+        memcalc.load(*run, "zero_stage=3")
+
+
+def test_flash_attention_of_packed_samples_saves_keys_and_values_for_every_query_head() -> None:
+    run = ("llama-3.2-1b", "implementation=huggingface", f"b={B}", f"s={S}", f"num_layers={LAYERS}")
+    kept = [
+        memcalc.estimate(*run, f"repeat_kv={each}").ledger.components("loss_1")[Component.ACTIVATIONS]
+        for each in ("true", "false")
+    ]
+
+    # flash attention saves keys; the copy of values replaces what it would save, the output of v_proj
+    assert kept[0] - kept[1] == LAYERS * 2 * TOKENS * 2 * (D - KV)
+
+
+def test_few_of_transformers_modules_repeat_heads() -> None:
+    with pytest.raises(InputError, match=r"repeat_kv = true with implementation = huggingface is modelled for .*qwen3"):
+        memcalc.load("gpt2", "implementation=huggingface", "repeat_kv=true")
+
+
 def test_modules_are_cast_to_fp32_while_a_4_bit_model_is_loaded() -> None:
     """At the peak both matrices of V·d are in fp32 and one of them in bf16; adapters do not exist yet."""
     run = ("qwen2.5-7b", "implementation=huggingface", "finetune=qlora", "recompute=full", "s=512", "lora.rank=8")

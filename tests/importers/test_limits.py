@@ -289,15 +289,46 @@ def test_axolotls_kernels_are_noted_where_they_are_not_modelled(model: str, more
 
 @pytest.mark.parametrize(("more", "mask"), [("", "boolean"), ("pad_to_sequence_len: false\n", "none")])
 def test_axolotl_rounds_lengths_up_so_a_single_sequence_is_padded(more: str, mask: str, tmp_path: Path) -> None:
-    text = AXOLOTL.replace("micro_batch_size: 2", "micro_batch_size: 1").replace("flash", "sdp") + "adapter: lora\n" + more
+    text = (
+        AXOLOTL.replace("micro_batch_size: 2", "micro_batch_size: 1").replace("flash", "sdp") + "adapter: lora\n" + more
+    )
 
     assert loaded(tmp_path, text).training.padding_mask == mask
 
 
-@pytest.mark.parametrize(("adapter", "modules"), [("lora", ()), ("qlora", ("embed_tokens", "lm_head", "norm"))])
-def test_axolotl_casts_modules_of_a_4_bit_model(adapter: str, modules: tuple[str, ...], tmp_path: Path) -> None:
-    bits = "load_in_4bit: true\n" if adapter == "qlora" else ""
-    spec = loaded(tmp_path, f"{AXOLOTL}adapter: {adapter}\n{bits}")
+@pytest.mark.parametrize(
+    ("model", "more", "copies_and_mask"),
+    [
+        ("meta-llama/Meta-Llama-3-8B", "", (True, False)),
+        ("meta-llama/Meta-Llama-3-8B", "sdpa_varlen: false\n", (False, True)),
+        ("mistralai/Mistral-7B-v0.1", "", (False, True)),  # it has a sliding window
+    ],
+)
+def test_axolotl_keeps_packed_samples_apart(
+    model: str, more: str, copies_and_mask: tuple[bool, bool], tmp_path: Path
+) -> None:
+    text = AXOLOTL.replace("meta-llama/Meta-Llama-3-8B", model).replace("flash", "sdp")
+    training = loaded(tmp_path, f"{text}sample_packing: true\n{more}").training
+
+    assert (training.repeat_kv, training.padding_mask != "none") == copies_and_mask
+
+
+def test_flash_attention_2_needs_neither_mask_nor_copies_for_packed_samples(tmp_path: Path) -> None:
+    training = loaded(tmp_path, f"{AXOLOTL}sample_packing: true\n").training
+
+    assert (training.repeat_kv, training.padding_mask) == (False, "none")
+
+
+@pytest.mark.parametrize(
+    ("more", "modules"),
+    [
+        ("adapter: lora\n", ()),
+        ("adapter: qlora\nload_in_4bit: true\n", ("embed_tokens", "lm_head", "norm")),
+        ("adapter: qlora\nload_in_4bit: true\nembeddings_skip_upcast: true\n", ("norm",)),
+    ],
+)
+def test_axolotl_casts_modules_of_a_4_bit_model(more: str, modules: tuple[str, ...], tmp_path: Path) -> None:
+    spec = loaded(tmp_path, AXOLOTL + more)
 
     assert spec.training.lora is not None
     assert spec.training.lora.fp32_on_load == modules

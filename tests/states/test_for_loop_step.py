@@ -240,10 +240,10 @@ def test_a_loop_around_transformers_has_its_loss() -> None:
             ),
         ),
         (
-            ("repeat_kv=true", "implementation=huggingface"),
+            ("repeat_kv=true", "implementation=megatron"),
             (
-                "--set: training.repeat_kv: repeat_kv = true needs implementation = plain or torchtitan, not "
-                "huggingface. Leave repeat_kv out, or set implementation: plain."
+                "--set: training.repeat_kv: repeat_kv = true needs implementation = plain or torchtitan or "
+                "huggingface, not megatron. Leave repeat_kv out, or set implementation: plain."
             ),
         ),
         (

@@ -348,17 +348,21 @@ class Family:
     def scaled_dot_product(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """integrations/sdpa_attention.py: flash attention takes grouped heads; for other kernels they are repeated.
 
-        Flash attention's output has the strides of the queries; the next operator reads it by token.
+        Flash attention's output has the strides of the queries; the next operator reads it by token. axolotl's function
+        for packed samples repeats heads before flash attention, too, which gets copies by token.
         """
         c, ops = self.c, self.ops
         k, v = self.in_training_cache(k, v)
         if c.cache is not None:
             return cached_attention(ops, c, q, k, v, ("h", "h_kv", "d_h"))
+        heads = ("b", "s", "h", self.head_size)
         if c.attention == "flash" and not c.masked:
+            if c.repeats_heads:
+                k, v = (self.repeated(x, name, heads, views=False) for x, name in ((k, "k"), (v, "v")))
+                return ops.flash_attention(q, k, v, "h", "h", self.head_size, "s")
             core = ops.flash_attention(q, k, v, "h", "h_kv", self.head_size, "s", splits=not c.attention_dropout)
             return ops.copy(core, "attention output by token") if self.rotated_by_head else core
         if c.grouped:
-            heads = ("b", "s", "h", self.head_size)
             views = c.masked or c.large_heads  # transformers repeats them, as a view of a single head; else PyTorch
             k, v = (self.repeated(x, name, heads, views=views) for x, name in ((k, "k"), (v, "v")))
         # An additive mask is shared, unless autocast casts it: it has the dtype of the embedding's output.

@@ -67,7 +67,7 @@ class Llama(Rotary, Mlps):
     @property
     def sums_shared_heads(self) -> bool:
         """Whether the kernel gets keys and values per query head, so their gradients are sums over query heads."""
-        return self.c.grouped and (self.c.attention == "memory-efficient" or self.c.masked)
+        return self.c.grouped and (self.c.attention == "memory-efficient" or self.c.masked or self.c.repeats_heads)
 
     @property
     def rotates_by_slices(self) -> bool:

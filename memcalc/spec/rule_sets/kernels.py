@@ -37,6 +37,20 @@ def kernels(spec: Spec) -> Iterator[Violation]:
             f"{training.implementation} and architecture = {architecture or 'none'}.",
             "Set lora.fused: [].",
         )
+    if fuses and spec.parallelism.zero_stage == 3:
+        yield Violation(
+            ("training", "lora", "fused"),
+            "lora.fused is not modelled with zero_stage = 3: its functions do not call the modules that gather their "
+            "weights.",
+            "Set lora.fused: [].",
+        )
+    if training.repeat_kv and training.implementation == "huggingface" and family not in FUSED_FAMILIES:
+        yield Violation(
+            ("training", "repeat_kv"),
+            f"repeat_kv = true with implementation = huggingface is modelled for {', '.join(FUSED_FAMILIES)}, not for "
+            f"architecture = {architecture or 'none'}.",
+            "Leave repeat_kv out.",
+        )
     if training.attention_windows == "mask" and training.implementation != "huggingface":
         yield Violation(
             ("training", "attention_windows"),

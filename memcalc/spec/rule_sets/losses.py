@@ -36,7 +36,7 @@ def loss(spec: Spec) -> Iterator[Violation]:
             "chunk.",
             "Set loss: chunked and loss_recompute: false, or leave chunked_head out.",
         )
-    for field, known in (("repeat_kv", ("plain", "torchtitan")), ("heads_first", ("plain",))):
+    for field, known in (("repeat_kv", ("plain", "torchtitan", "huggingface")), ("heads_first", ("plain",))):
         if getattr(training, field) and training.implementation not in known:
             yield Violation(
                 ("training", field),
