@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from benchmarks.verdict_runs import loaded
+from memcalc.measuring.measurement import DONE
 from memcalc.verdict.judge import size
-from tools.recorded_tables import DONE, near_records, near_runs
+from tools.recorded_tables import near_records, near_runs
 
 QUICK = 19  # of so many sampled runs the quick tests replay one
 
