@@ -46,5 +46,5 @@ def test_one_of_many() -> None:
 def test_all() -> None:
     runs = near_runs()
 
-    assert len(runs) >= 1699
-    check(runs, 30)
+    assert len(runs) >= 1799
+    check(runs, 34)
