@@ -21,7 +21,7 @@ from memcalc.stream.requests import Label, RecordedRequests, Requests
 
 # Of longer completions only every n-th token is recorded: on 16 recorded programs of TRL's GRPO with up to 256 tokens,
 # 1 of 8 changes reserved memory by 0.5% at most; on 9 sampled runs with up to 1,024 tokens, 1 of 64 does not.
-MOST_LAYERS_RECORDED = 4_096
+MOST_LAYERS_RECORDED = 1_024
 
 
 class Rollout(NamedTuple):

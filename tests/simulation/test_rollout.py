@@ -67,7 +67,7 @@ def test_autocast_keeps_the_casts_of_trained_weights_until_the_forward_has_ended
 
 
 def test_long_completions_are_recorded_at_equal_distances() -> None:
-    """1,024 + 1 passes through 4 layers are more than 4,096: every second one, and the last."""
+    """256 + 1 passes through 4 layers are more than 1,024: every second one, and the last."""
     tokens = MOST_LAYERS_RECORDED // LAYERS + 1
     found = caches(rollout_of(run("recipe=pure", completion=tokens)))
 
