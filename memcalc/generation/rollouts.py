@@ -73,7 +73,7 @@ def generating(spec: Spec) -> Spec:
         quantization="none" if training.qlora is None else training.qlora.quantization,
         cache="dynamic",
         implementation="huggingface" if training.implementation == "huggingface" else "plain",
-        attention=training.attention,
+        attention="eager" if training.attention == "math" else training.attention,
         torch_version=training.torch_version,
     )
     changed = {
