@@ -129,7 +129,7 @@ def _run_math(  # noqa: PLR0917 -- as above
     scale: float | None,
     grouped: bool,
 ) -> Tensor:
-    """Run _scaled_dot_product_attention_math, whose C++ does not mask scores in place where tensors are fake."""
+    """Run the operators of _scaled_dot_product_attention_math, which masks fake scores in a new tensor."""
     dtype = query.dtype
     if mask is not None:
         mask = _additive(mask, query)
@@ -150,7 +150,7 @@ def _run_math(  # noqa: PLR0917 -- as above
     if dropout:
         scores = torch.native_dropout(scores, dropout, True)[0]
     returned = scores.to(dtype)  # the second result, which the caller drops
-    output = (scores @ all_values).to(dtype)
+    output: Tensor = (scores @ all_values).to(dtype)
     del returned
     return output
 

@@ -56,5 +56,3 @@ def _math(spec: Spec) -> Iterator[Violation]:
             "query heads.",
             "Set attention: memory-efficient, which PyTorch takes for them, or eager.",
         )
-    if spec.inference is not None:
-        yield Violation(key, "attention = math is not modelled for generation.", "Set attention: eager.")
