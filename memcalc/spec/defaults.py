@@ -104,12 +104,17 @@ def _default_attention(training: dict[str, Any], model: dict[str, Any]) -> None:
     if not wide or implementation in ("megatron", "torchtitan"):
         return
     grouped = model.get("num_key_value_heads") != model.get("num_attention_heads")
-    math = implementation == "huggingface" and grouped and training.get("padding_mask", "none") == "none"
     versions = training.get("versions")
     release = versions.get("transformers") if isinstance(versions, dict) else None
-    if isinstance(release, str) and is_release(release) and number(release) < number(GROUPED_HEADS):
-        math = False
-    training.setdefault("attention", "math" if math else "memory-efficient")
+    theirs = implementation == "huggingface" and training.get("padding_mask", "none") == "none"
+    training.setdefault("attention", kernel_in_fp32(release, grouped=grouped) if theirs else "memory-efficient")
+
+
+def kernel_in_fp32(release: object, *, grouped: bool) -> str:
+    """Return the kernel of transformers' modules in fp32 without a mask; an unknown release passes grouped heads."""
+    known = isinstance(release, str) and is_release(release)
+    repeats = known and number(str(release)) < number(GROUPED_HEADS)
+    return "math" if grouped and not repeats else "memory-efficient"
 
 
 def takes_math_kernel(architecture: object, key_heads: object, norms_per_layer: object) -> bool:
