@@ -54,6 +54,8 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "mixed-18": ("recipe=mixed-18",),
     "mixed-20": ("recipe=mixed-20",),
     "fp32": ("recipe=fp32", "attention=memory-efficient"),
+    "math": ("recipe=fp32", "attention=math"),
+    "math, recomputed": ("recipe=fp32", "attention=math", "recompute=full", "dropout=0.1"),
     "eager": (*PURE, "attention=eager"),
     "eager, dropout": (*PURE, "attention=eager", "dropout=0.1"),
     "eager, amp": ("recipe=amp", "attention=eager", "dropout=0.1"),

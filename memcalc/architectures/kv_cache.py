@@ -7,6 +7,7 @@ write and read its blocks in place (vllm/v1/attention/backends/flash_attn.py).
 
 from __future__ import annotations
 
+from memcalc.architectures.math_attention import math_attention
 from memcalc.architectures.structure import BlockStructure, LayerKVCache
 from memcalc.architectures.tensor_parallel import TensorParallelOps
 from memcalc.ledger.component import Component
@@ -96,6 +97,8 @@ def cached_attention(
         return _in_separate_operators(ops, q, k, v, heads, cache.keys)
     if not cache.masked and c.attention == "flash" and not c.pads_heads:
         return ops.flash_attention(q, k, v, heads, kv_heads, width, ("s", cache.keys), splits=True, out=out)
+    if not cache.masked and c.attention == "math":
+        return math_attention(ops, c, q, k, v, width, by_head=False)
     tape = ops.tape
     if cache.repeats:
         k = ops.copy(k, "k for each head", ("b", cache.keys, heads, width))

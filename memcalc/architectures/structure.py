@@ -188,14 +188,16 @@ class BlockStructure(NamedTuple):
             full_heads=layer_type.full_heads,
             mixer=layer_type.mixer,
         )
-        if not layer_type.full_heads:
-            return found
-        return found._replace(
-            grouped=self.full_grouped,
-            single_key_head=self.full_single_key_head,
-            large_heads=self.full_large_heads,
-            attention=self.full_attention,
-        )
+        if layer_type.full_heads:
+            found = found._replace(
+                grouped=self.full_grouped,
+                single_key_head=self.full_single_key_head,
+                large_heads=self.full_large_heads,
+                attention=self.full_attention,
+            )
+        # With a mask transformers repeats keys and values, so the memory-efficient kernel supports them.
+        repeated = found.attention == "math" and (found.masked or not found.grouped)
+        return found._replace(attention="memory-efficient") if repeated else found
 
     def as_read_by_head(self) -> BlockStructure:
         """Return the structure without options that the LM head does not depend on, so its tape is compiled once."""
@@ -221,6 +223,11 @@ class BlockStructure(NamedTuple):
     def keys(self) -> str:
         """The axis of keys and values: the tokens of this forward, or all tokens in the cache."""
         return "s" if self.cache is None else self.cache.keys
+
+    @property
+    def by_matmuls(self) -> bool:
+        """Whether attention is matmuls per head, so that gradients of q, k and v are contiguous by head."""
+        return self.attention in ("eager", "math")
 
     @property
     def head_gradient_is_a_view(self) -> bool:

@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from operator import attrgetter
+from typing import Any
 
 from memcalc.allocator.pytorch.block_sizes import rounded
 from memcalc.generation.forward_peak import forward_peaks, peak_rows
 from memcalc.layout.stages import Stage
 from memcalc.ledger.component import Component
 from memcalc.ledger.row_drafts import GENERATION, RowDraft, mask_of
+from memcalc.spec.defaults import kernel_in_fp32
 from memcalc.spec.hardware.gpus import GpuSpec
 from memcalc.spec.inference import InferenceSpec
 from memcalc.spec.recipes import DTYPE_BYTES
@@ -53,6 +55,10 @@ def generating(spec: Spec) -> Spec:
     sequences = training.micro_batch_size * (training.steps_per_generation or training.gradient_accumulation_steps)
     prompt = training.sequence_length - training.completion_length
     dtype = "fp32" if state_options(spec).base == "fp32" else training.dtype
+    precision: dict[str, Any] = {}
+    if training.finetune != "full":  # PeftModel.generate calls the base model's forward, outside Accelerate's autocast
+        in_fp32 = {"recipe": "fp32", "attention": _kernel_in_fp32(spec)}
+        precision = {"dtype": dtype, "autocast": None, **(in_fp32 if dtype == "fp32" else {"recipe": "pure"})}
     inference = InferenceSpec.model_construct(
         batch_size=sequences,
         prompt_length=prompt,
@@ -62,13 +68,9 @@ def generating(spec: Spec) -> Spec:
         quantization="none" if training.qlora is None else training.qlora.quantization,
         cache="dynamic",
         implementation="huggingface" if training.implementation == "huggingface" else "plain",
-        attention=training.attention,
+        attention=precision.get("attention", training.attention),
         torch_version=training.torch_version,
     )
-    if training.finetune == "full":
-        precision = {}
-    else:  # PeftModel.generate calls the base model's forward, which Accelerate did not wrap in autocast
-        precision = {"dtype": dtype, "recipe": "fp32" if dtype == "fp32" else "pure", "autocast": None}
     changed = {
         **precision,
         "micro_batch_size": sequences,
@@ -84,3 +86,14 @@ def generating(spec: Spec) -> Spec:
         "evaluation_batch_size": None,
     }
     return spec.model_copy(update={"training": training.model_copy(update=changed), "inference": inference})
+
+
+def _kernel_in_fp32(spec: Spec) -> str:
+    """Return the attention kernel of a generation in fp32, with prompts of one length."""
+    training, model = spec.training, spec.model
+    if training.attention != "flash":
+        return training.attention
+    if training.implementation != "huggingface":
+        return "memory-efficient"
+    release = None if training.versions is None else training.versions.transformers
+    return kernel_in_fp32(release, grouped=model.num_key_value_heads != model.num_attention_heads)

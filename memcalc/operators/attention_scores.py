@@ -59,9 +59,10 @@ class AttentionScores(Base):
         return y
 
     def add_in_place(self, x: Tensor, other: Tensor, name: str) -> Tensor:
-        """x += other, in place; the gradient of `other` is cast where it has another dtype."""
+        """x += other, in place; the gradient of `other`, if it has one, is cast where it has another dtype."""
         y = Tensor(x.storage, x.shape, x.dtype)
-        self.tape.record(Node(name, (x, other), (y,), (), (SAME, SAME if other.dtype == x.dtype else NEW)))
+        of_other = (SAME if other.dtype == x.dtype else NEW) if other.grad else None
+        self.tape.record(Node(name, (x, other), (y,), (), (SAME, of_other)))
         return y
 
     def one_row(self, x: Tensor, out: Shape, name: str) -> Tensor:

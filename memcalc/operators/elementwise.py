@@ -355,6 +355,18 @@ class Elementwise(Base):
         self.tape.record(Node(name, (x,), (y,), (y.storage,), (NEW,), backward_temporaries=(product,)))
         return y
 
+    def safe_softmax(self, x: Tensor, name: str) -> Tensor:
+        """Softmax with rows of zeros where all inputs are -inf; masks of such inputs and rows are temporary.
+
+        Source: torch 2.13 ATen native/transformers/attention.cpp, _safe_softmax.
+        """
+        y = self.softmax(x, name)
+        self.tape.nodes[-1].forward_temporaries = tuple(
+            self.tape.store(f"{name}: {what} of -inf", shape, "bool", "ATen native/transformers/attention.cpp")
+            for what, shape in (("inputs", x.shape), ("rows", x.shape[:-1]))
+        )
+        return y
+
     def matmul(
         self,
         a: Tensor,

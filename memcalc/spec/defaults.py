@@ -86,7 +86,7 @@ def _default_attention(training: dict[str, Any], model: dict[str, Any]) -> None:
     fused one. In fp32 scaled_dot_product_attention falls back to its memory-efficient kernel, because flash supports
     16-bit dtypes only. If transformers passes grouped heads (enable_gqa), it falls back to the math kernel, because the
     memory-efficient one does not support them (torch 2.13 ATen sdp_utils.cpp; transformers 5.23
-    integrations/sdpa_attention.py, use_gqa_in_sdpa). The math kernel uses as much memory as eager attention.
+    integrations/sdpa_attention.py, use_gqa_in_sdpa). Falcon-7B's math kernel is counted as eager attention.
 
     `attention: sdpa` is this default. A family with eager attention only rejects sdpa, as transformers does.
     """
@@ -104,12 +104,17 @@ def _default_attention(training: dict[str, Any], model: dict[str, Any]) -> None:
     if not wide or implementation in ("megatron", "torchtitan"):
         return
     grouped = model.get("num_key_value_heads") != model.get("num_attention_heads")
-    math = implementation == "huggingface" and grouped and training.get("padding_mask", "none") == "none"
     versions = training.get("versions")
     release = versions.get("transformers") if isinstance(versions, dict) else None
-    if isinstance(release, str) and is_release(release) and number(release) < number(GROUPED_HEADS):
-        math = False
-    training.setdefault("attention", "eager" if math else "memory-efficient")
+    theirs = implementation == "huggingface" and training.get("padding_mask", "none") == "none"
+    training.setdefault("attention", kernel_in_fp32(release, grouped=grouped) if theirs else "memory-efficient")
+
+
+def kernel_in_fp32(release: object, *, grouped: bool) -> str:
+    """Return the kernel of transformers' modules in fp32 without a mask; an unknown release passes grouped heads."""
+    known = isinstance(release, str) and is_release(release)
+    repeats = known and number(str(release)) < number(GROUPED_HEADS)
+    return "math" if grouped and not repeats else "memory-efficient"
 
 
 def takes_math_kernel(architecture: object, key_heads: object, norms_per_layer: object) -> bool:

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from memcalc.errors import InputError
 from memcalc.spec.model import ConfigBlock, Count, Size
-from memcalc.spec.training import Attention, Dtype, TorchVersion
+from memcalc.spec.training import Dtype, TorchVersion
 
 Cache = Literal["dynamic", "static", "paged"]
 CacheDtype = Literal["compute", "fp8"]
@@ -42,7 +42,7 @@ class InferenceSpec(ConfigBlock):
     implementation: Literal["plain", "huggingface"] = Field(
         description="implementation of the modules; default: plain for a paged cache, else huggingface"
     )
-    attention: Attention = Field("flash", description="the attention kernel")
+    attention: Literal["eager", "flash", "memory-efficient"] = Field("flash", description="the attention kernel")
     torch_version: TorchVersion = Field("v2.13", description="PyTorch version: workspaces, fused norms")
 
     @property

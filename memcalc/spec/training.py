@@ -19,7 +19,7 @@ Dtype = Literal["fp32", "bf16", "fp16"]
 WeightDtype = Literal["bf16", "fp16"]
 Recipe = Literal["fp32", "fp32-main", "amp", "pure", "mixed-16", "mixed-18", "mixed-20"]
 Implementation = Literal["plain", "huggingface", "megatron", "torchtitan"]
-Attention = Literal["eager", "flash", "memory-efficient"]
+Attention = Literal["eager", "flash", "memory-efficient", "math"]
 Loss = Literal["materialized", "chunked", "fused", "tiled", "vocab-parallel"]
 PaddingMask = Literal["none", "boolean", "additive"]
 TOKENWISE = ("chunked", "fused", "tiled")  # losses that read the LM head's weight, and never have all logits
@@ -156,8 +156,9 @@ class TrainingSpec(ConfigBlock):
     )
     attention: Attention = Field(
         "flash",
-        description="attention kernel; families of transformers without a fused one use eager. With "
-        "implementation megatron eager means Megatron-Core's own modules (--transformer-impl local)",
+        description="attention kernel; families of transformers without a fused one use eager. math is PyTorch's "
+        "kernel for transformers' modules with grouped heads in fp32. With implementation megatron eager means "
+        "Megatron-Core's own modules (--transformer-impl local)",
     )
     attention_windows: Windows = Field(
         "kernel",

@@ -40,17 +40,21 @@ def attention(  # noqa: D417, PLR0917 -- PyTorch's signature
     Raises:
         RuntimeError: with PyTorch's message: no enabled kernel can run.
     """
-    fused = enable_gqa or _same_heads(query, key, value)
-    if fused and capability >= AMPERE and _flash(query, key, value, attn_mask):
+    grouped = not _same_heads(query, key, value)
+    if (enable_gqa or not grouped) and capability >= AMPERE and _flash(query, key, value, attn_mask):
         return _run_flash(query, key, value, dropout_p, is_causal, scale)
-    efficient = torch.backends.cuda.mem_efficient_sdp_enabled()  # type: ignore[no-untyped-call]
-    if fused and efficient and query.dim() == 4 and (capability >= AMPERE or query.dtype != torch.bfloat16):
+    math = torch.backends.cuda.math_sdp_enabled()  # type: ignore[no-untyped-call]
+    # The kernel rejects grouped heads. Alone it stands for older releases of transformers, which repeat them.
+    efficient = torch.backends.cuda.mem_efficient_sdp_enabled() and (  # type: ignore[no-untyped-call]
+        not grouped or (enable_gqa and not math)
+    )
+    if efficient and query.dim() == 4 and (capability >= AMPERE or query.dtype != torch.bfloat16):
         if enable_gqa:
             key, value = _repeated(key, query), _repeated(value, query)
         return _run_efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
-    if not torch.backends.cuda.math_sdp_enabled():  # type: ignore[no-untyped-call]
+    if not math:
         raise RuntimeError(NO_KERNEL)
-    return _plain(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    return _run_math(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
 
 def _same_heads(query: Tensor, key: Tensor, value: Tensor) -> bool:
@@ -103,10 +107,7 @@ def _run_efficient(
     scale: float | None,
 ) -> Tensor:
     if mask is not None:
-        if mask.dtype == torch.bool:  # attention.cpp, convert_boolean_attn_mask
-            kept, hidden = query.new_full((), 0.0), query.new_full((), -torch.inf)
-            mask = torch.where(mask, kept, hidden)
-            del kept, hidden
+        mask = _additive(mask, query)
         if mask.stride(-2) % MULTIPLE:  # attention.cpp, preprocess_mask and pad_bias<8>: rows must be aligned
             mask = functional.pad(mask, (0, -mask.shape[-1] % MULTIPLE))[..., : mask.shape[-1]]
         mask = mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
@@ -118,7 +119,7 @@ def _run_efficient(
     )
 
 
-def _plain(  # noqa: PLR0917 -- as above
+def _run_math(  # noqa: PLR0917 -- as above
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -128,10 +129,38 @@ def _plain(  # noqa: PLR0917 -- as above
     scale: float | None,
     grouped: bool,
 ) -> Tensor:
-    output: Tensor = torch._scaled_dot_product_attention_math(  # noqa: SLF001 -- as above
-        query, key, value, mask, dropout, causal, scale=scale, enable_gqa=grouped
-    )[0]
+    """Run the operators of _scaled_dot_product_attention_math, which masks fake scores in a new tensor."""
+    dtype = query.dtype
+    if mask is not None:
+        mask = _additive(mask, query)
+    wide_query, wide_key, wide_value = (
+        each.float() if each.dtype in FLASH_DTYPES else each for each in (query, key, value)
+    )
+    factor = (query.shape[-1] ** -0.5 if scale is None else scale) ** 0.5
+    scaled = wide_query * factor
+    if causal:
+        mask = _additive(query.new_ones((query.shape[-2], key.shape[-2]), dtype=torch.bool).tril(), scaled)
+    all_keys, all_values = wide_key, wide_value
+    if grouped:
+        all_keys, all_values = _repeated(wide_key, query), _repeated(wide_value, query)
+    scores = scaled @ (all_keys.transpose(-2, -1) * factor)
+    if mask is not None:
+        scores += mask
+    scores = torch.ops.aten._safe_softmax(scores, -1)  # noqa: SLF001 -- the operator's only name
+    if dropout:
+        scores = torch.native_dropout(scores, dropout, True)[0]
+    returned = scores.to(dtype)  # the second result, which the caller drops
+    output: Tensor = (scores @ all_values).to(dtype)
+    del returned
     return output
+
+
+def _additive(mask: Tensor, like: Tensor) -> Tensor:
+    """Return a mask that is added to scores, in the dtype of `like` (attention.cpp, convert_boolean_attn_mask)."""
+    if mask.dtype != torch.bool:
+        return mask
+    kept, hidden = like.new_full((), 0.0), like.new_full((), -torch.inf)
+    return torch.where(mask, kept, hidden)
 
 
 def _first(outputs: tuple[Any, ...]) -> Tensor:

@@ -30,6 +30,37 @@ def test_a_setting_with_sdpa_takes_it_too(hub_id: str) -> None:
     assert memcalc.load(hub_id, "attn_implementation=sdpa").training.attention == KERNELS[hub_id]
 
 
+GROUPED = "llama-3.2-1b"  # eight key heads for 32 query heads
+
+
+@pytest.mark.parametrize(
+    ("words", "kernel"),
+    [
+        ((), "math"),
+        (("padding_mask=boolean",), "memory-efficient"),  # with a mask transformers repeats keys and values
+        (("training.versions.transformers=4.53.0",), "memory-efficient"),  # and before 4.54 without one
+        (("implementation=plain",), "memory-efficient"),
+        (("num_key_value_heads=32",), "memory-efficient"),
+    ],
+)
+def test_grouped_heads_in_fp32_take_the_math_kernel(words: tuple[str, ...], kernel: str) -> None:
+    run = memcalc.load(GROUPED, "recipe=fp32", "implementation=huggingface", *words)
+    assert run.training.attention == kernel
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ("implementation=plain", "needs transformers' modules"),
+        ("recipe=amp", "is modelled for dtype = fp32, not bf16"),
+        ("num_key_value_heads=32", "needs grouped heads"),
+    ],
+)
+def test_the_math_kernel_is_of_grouped_heads_in_fp32(change: str, rule: str) -> None:
+    with pytest.raises(InputError, match=rule):
+        memcalc.load(GROUPED, "recipe=fp32", "implementation=huggingface", "attention=math", change)
+
+
 def test_a_family_without_a_fused_kernel_rejects_sdpa_as_transformers_does(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(FILES["axolotl"].format("google/gemma-2-2b"))

@@ -15,6 +15,8 @@ QUICK = [
     ("gpt2", "huggingface", "eager, amp"),
     ("llama", "plain", "every second recomputed"),
     ("llama", "huggingface", "recomputed"),
+    ("llama", "huggingface", "math"),
+    ("phi3", "huggingface", "math, recomputed"),
     ("qwen3", "huggingface", "fused"),
     ("mistral", "huggingface", "accumulated"),
     ("codegen", "huggingface", "recomputed"),
@@ -59,6 +61,9 @@ def test_requests_are_the_traces(case: tuple[str, str, str]) -> None:
     [
         ("qwen3-0.6b", "num_layers=2", "s=2048", "b=2", "recipe=pure", "optimizer_implementation=fused"),
         ("codegen-350m", "num_layers=2", "s=2048", "b=4", "recipe=pure", "recompute=full", "attention=eager"),
+        # the memory-efficient kernel in layers with a masked window, the math kernel in the others
+        ("exaone-4-32b", "num_layers=8", "d=512", "h=8", "num_key_value_heads=2", "s=768", "b=2", "recipe=fp32")
+        + ("head_dim=64", "sliding_window=256", "V=4096"),
     ],
     ids=lambda words: words[0],
 )

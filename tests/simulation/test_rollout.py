@@ -88,10 +88,7 @@ def test_longer_steps_change_no_generation(fields: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("seed", ["development", pytest.param("held-out", marks=pytest.mark.long)])
 def test_recorded_programs_of_trl(seed: str) -> None:
-    """What their data decide (padding, ends of completions) is not in the file: up to 4.3% too high, none 2% too low.
-
-    Held-out 7 decodes in fp32 with grouped heads, see docs/reports/causes.md.
-    """
+    """What their data decide (padding, ends of completions) is not in the file: up to 4.3% too high, none 2% too low."""
     records = [record for record in read_records(record_path("trl-grpo", seed)) if record["good"]]
     lines = [sized(record, named=True) for record in records]
 

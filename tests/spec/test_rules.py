@@ -320,7 +320,12 @@ RECOMPUTE = (
         ("training", "recompute", ["a"], f"= a list is not a valid value. {RECOMPUTE}"),
         ("training", "zero_grad", "free", "= 'free' is not a known value. Choose 'set_to_none' or 'zero'."),
         ("training", "dtype", "fp8", "= 'fp8' is not a known value. Choose 'fp32', 'bf16' or 'fp16'."),
-        ("training", "attention", 3, "= 3 is not a known value. Choose 'eager', 'flash' or 'memory-efficient'."),
+        (
+            "training",
+            "attention",
+            3,
+            "= 3 is not a known value. Choose 'eager', 'flash', 'memory-efficient' or 'math'.",
+        ),
         ("parallelism", "zero_stage", 4, "= 4 is too large. Set at most 3."),
         ("parallelism", "zero_stage", -1, "= -1 is too small. Set at least 0."),
         ("parallelism", "pipeline_parallel", 4096, "= 4096 is too large. Set at most 1024."),

@@ -22,8 +22,8 @@ class Falcon(Rotary, Mlps):
 
     @classmethod
     def lacks_kernel(cls, c: BlockStructure) -> str:
-        """Return why PyTorch has no fused kernel: flash attention takes no mask, and Falcon does not set enable_gqa."""
-        if c.attention == "flash":
+        """Return why PyTorch does not run a kernel: flash takes no mask, and Falcon does not set enable_gqa."""
+        if c.attention in ("flash", "math"):
             return "because its layers always have a mask"
         shares = c.single_key_head and not (c.parallel_block and c.norms_per_layer == 2)
         return "because it has one key head for all queries" if shares and c.attention != "eager" else ""

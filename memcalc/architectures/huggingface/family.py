@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from memcalc.architectures.kv_cache import cached_attention, write_mask, write_next_token
 from memcalc.architectures.losses import write_loss
+from memcalc.architectures.math_attention import math_attention
 from memcalc.architectures.structure import BlockStructure
 from memcalc.ledger.component import Component
 from memcalc.operators import Operators
@@ -362,6 +363,8 @@ class Family:
                 return ops.flash_attention(q, k, v, "h", "h", self.head_size, "s")
             core = ops.flash_attention(q, k, v, "h", "h_kv", self.head_size, "s", splits=not c.attention_dropout)
             return ops.copy(core, "attention output by token") if self.rotated_by_head else core
+        if c.attention == "math":
+            return math_attention(ops, c, q, k, v, self.head_size, by_head=self.rotated_by_head)
         if c.grouped:
             views = c.masked or c.large_heads  # transformers repeats them, as a view of a single head; else PyTorch
             k, v = (self.repeated(x, name, heads, views=views) for x, name in ((k, "k"), (v, "v")))

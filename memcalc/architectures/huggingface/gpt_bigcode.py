@@ -25,4 +25,4 @@ class GptBigcode(Gpt2):
         width = "(h+2·h_kv)·d_h"
         qkv = self.linear(x, "attention.qkv_proj", (width, "d"), ("b", "s", width))
         q, k, v = ops.split(qkv, (heads, shared, shared), "q, k, v")
-        return (ops.restrided_view(q, "q") if c.attention == "eager" else q), k, v
+        return (ops.restrided_view(q, "q") if c.by_matmuls else q), k, v

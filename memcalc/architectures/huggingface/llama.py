@@ -67,7 +67,8 @@ class Llama(Rotary, Mlps):
     @property
     def sums_shared_heads(self) -> bool:
         """Whether the kernel gets keys and values per query head, so their gradients are sums over query heads."""
-        return self.c.grouped and (self.c.attention == "memory-efficient" or self.c.masked or self.c.repeats_heads)
+        by_query = self.c.attention in ("memory-efficient", "math") or self.c.masked or self.c.repeats_heads
+        return self.c.grouped and by_query
 
     @property
     def rotates_by_slices(self) -> bool:
@@ -118,8 +119,13 @@ class Llama(Rotary, Mlps):
         return {name: self.by_head(part, name) for name, part in parts.items()} if self.views_last else parts
 
     def by_head(self, x: Tensor, name: str) -> Tensor:
-        """q, k or v split into heads; the gradient is copied back where it is contiguous by head."""
-        if self.c.attention == "eager" or (self.sums_shared_heads if name == "v" else self.rotates_by_slices):
+        """q, k or v split into heads; the gradient is copied back where it is contiguous by head.
+
+        A single head has the same layout by head and by token.
+        """
+        if self.c.single_key_head and name != "q":
+            return x
+        if self.c.by_matmuls or (self.sums_shared_heads if name == "v" else self.rotates_by_slices):
             return self.ops.restrided_view(x, name)
         return x
 

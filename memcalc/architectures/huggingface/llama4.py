@@ -93,7 +93,7 @@ class Llama4(Llama):
 
     def comes_by_head(self, name: str) -> bool:
         """Whether attention's gradient of q, k or v is contiguous by head."""
-        return self.c.attention == "eager" or (name != "q" and self.sums_shared_heads)
+        return self.c.by_matmuls or (name != "q" and self.sums_shared_heads)
 
     def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values; without RoPE, queries are scaled by position (attn_temperature_tuning)."""

@@ -33,7 +33,7 @@ class StableLm(PartialRotary):
         if not self.c.qk_norm:
             return x
         ops, module = self.ops, f"attention.{name}_norm"
-        seen = x if self.c.attention == "eager" else ops.restrided_view(x, name)
+        seen = x if self.c.by_matmuls else ops.restrided_view(x, name)
         (parts,) = ops.split(seen, (x.shape,), f"heads of {name}")
         normed = ops.layer_norm(parts, module, "d_h", ("weight",), heads=x.shape[-2])
         return ops.concatenate((normed,), x.shape, f"{name} normed, joined")

@@ -40,11 +40,14 @@ FLASH_LARGEST_HEAD = 256  # torch 2.13 aten/src/ATen/native/transformers/cuda/sd
 def kernel_for_heads(attention: str, head_dim: int) -> str:
     """Return the kernel that scaled_dot_product_attention takes for heads of this dimension.
 
+    Flash attention does not support large heads, and transformers repeats keys and values of large grouped heads, so
+    that the math kernel is not needed (transformers 5.23 integrations/sdpa_attention.py, use_gqa_in_sdpa).
+
     Args:
         attention: `training.attention`.
         head_dim: dimension of the heads.
     """
-    return "memory-efficient" if attention == "flash" and head_dim > FLASH_LARGEST_HEAD else attention
+    return "memory-efficient" if attention in ("flash", "math") and head_dim > FLASH_LARGEST_HEAD else attention
 
 
 def missing_units(dtype: str, attention: str, gpu: GpuSpec) -> list[str]:

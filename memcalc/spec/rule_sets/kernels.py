@@ -11,10 +11,7 @@ from memcalc.spec.spec import Spec
 
 
 def kernels(spec: Spec) -> Iterator[Violation]:
-    """Yield violations: Liger, fused adapters and masks for windows need transformers' modules.
-
-    Some of those modules lack fused attention.
-    """
+    """Yield violations of the rules of attention kernels, Liger's kernels, fused adapters and masks for windows."""
     training, architecture = spec.training, spec.model.architecture
     if training.attention != "eager" and attends_eagerly(architecture, training.implementation):
         yield Violation(
@@ -22,6 +19,8 @@ def kernels(spec: Spec) -> Iterator[Violation]:
             f"transformers' {architecture} has eager attention only, but attention = {training.attention}.",
             "Set training.attention: eager.",
         )
+    if training.attention == "math":
+        yield from _math(spec)
     if training.kernels == "liger" and training.implementation != "huggingface":
         yield Violation(
             ("training", "kernels"),
@@ -56,4 +55,28 @@ def kernels(spec: Spec) -> Iterator[Violation]:
             ("training", "attention_windows"),
             f"attention_windows = mask needs transformers' modules, but implementation = {training.implementation}.",
             "Set implementation: huggingface, or attention_windows: kernel.",
+        )
+
+
+def _math(spec: Spec) -> Iterator[Violation]:
+    """Yield violations of the rules of PyTorch's math kernel, which transformers' modules call."""
+    training, model, key = spec.training, spec.model, ("training", "attention")
+    if training.implementation != "huggingface":
+        yield Violation(
+            key,
+            f"attention = math needs transformers' modules, but implementation = {training.implementation}.",
+            "Set implementation: huggingface, or attention: eager.",
+        )
+    if training.dtype != "fp32":
+        yield Violation(
+            key,
+            f"attention = math is modelled for dtype = fp32, not {training.dtype}.",
+            "Set attention: flash or eager, or dtype: fp32.",
+        )
+    if model.num_key_value_heads == model.num_attention_heads:
+        yield Violation(
+            key,
+            f"attention = math needs grouped heads, but num_key_value_heads = {model.num_key_value_heads}, as the "
+            "query heads.",
+            "Set attention: memory-efficient, which PyTorch takes for them, or eager.",
         )

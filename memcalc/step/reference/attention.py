@@ -19,7 +19,11 @@ from memcalc.step.reference.dropout import dropout
 from memcalc.step.reference.norms import HeadNorm
 from memcalc.step.reference.positions import Shared, rotate
 
-CUDA_BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "memory-efficient": SDPBackend.EFFICIENT_ATTENTION}
+CUDA_BACKENDS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "memory-efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
 CPU_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]  # the CPU's fused kernel does not support dropout
 
 

@@ -94,7 +94,7 @@ def test_a_layer_keeps(family: str) -> None:
     assert kept_by_one_layer(family, {}, "flash") == LAYERS[family]
 
 
-def kept_by_one_layer(family: str, fields: dict[str, object], attention: str) -> int:
+def kept_by_one_layer(family: str, fields: dict[str, object], attention: str, recipe: str = "pure") -> int:
     """Return the tensors that a third layer saves in addition."""
     model: dict[str, object] = {
         "architecture": family,
@@ -110,13 +110,27 @@ def kept_by_one_layer(family: str, fields: dict[str, object], attention: str) ->
         "residual_dropout": 0.0,
     }
     model |= {"qk_norm": True} if family in NORMED_HEADS else {}
-    training = {"implementation": "huggingface", "recipe": "pure", "attention": attention, "b": B, "s": S}
+    training = {"implementation": "huggingface", "recipe": recipe, "attention": attention, "b": B, "s": S}
 
     def kept(layers: int) -> int:
         run = {"model": model | fields | {"num_layers": layers}, "training": training}
         return memcalc.estimate(run).ledger.components("loss_1")[Component.ACTIVATIONS]
 
     return kept(3) - kept(2)
+
+
+@pytest.mark.parametrize("key_heads", [KV, 1])
+def test_the_math_kernel_keeps_keys_and_values_of_every_query_head(key_heads: int) -> None:
+    """Llama, in fp32: 4 bytes each."""
+    scores = B * H * S * S
+    # q by head, scaled k, v, the output by token; the probabilities; its mask and the repeated k are temporary
+    attention = 4 * 4 * BSD + 4 * scores
+    # norm: input, normed, output; MLP: gate, silu, up, product
+    norm, gated = 12 * BSD + TOKEN, 16 * BSF
+
+    kept = kept_by_one_layer("llama", {"num_key_value_heads": key_heads}, "math", "fp32")
+
+    assert kept == 2 * norm + attention + gated
 
 
 def test_capped_scores_keep_what_tanh_made() -> None:
