@@ -110,8 +110,8 @@ def _around(
     done: dict[tuple[bool, bool], int],
     left: dict[tuple[bool, bool], int],
 ) -> tuple[LiveStorages, ...]:
-    """Return the caches of earlier and later layers."""
-    before = (LiveStorages(block, block.written, done[kind]) for kind, block in layers.items())
+    """Return the caches of earlier and later layers, and the earlier ones' casts that autocast caches."""
+    before = (LiveStorages(block, block.written + block.program.region, done[kind]) for kind, block in layers.items())
     behind = (LiveStorages(block, block.found, left[kind]) for kind, block in layers.items())
     return (*before, *behind)
 

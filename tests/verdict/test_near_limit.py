@@ -46,5 +46,5 @@ def test_one_of_many() -> None:
 def test_all() -> None:
     runs = near_runs()
 
-    assert len(runs) >= 1799
+    assert len(runs) >= 1813
     check(runs, 34)
