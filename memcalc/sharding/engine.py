@@ -161,6 +161,13 @@ class Engine:
     def after_module(self) -> None:
         """Run after the forward or backward of the last module that was entered."""
 
+    def zero_gradients(self) -> list[int]:
+        """Allocate the gradients, all zeros, with which it updates once when it is made; return their storages.
+
+        Without such an update the first step creates the optimizer's states.
+        """
+        return []
+
     def before_step(self, gradients: list[int]) -> None:
         """Run before the optimizer step, which frees the gradients given.
 

@@ -89,7 +89,8 @@ def built_before_training(spec: Spec, stage: Stage, options: StateOptions) -> It
     splits = options.partitions_gradients and options.zero_stage == 3
     yield from chain.from_iterable(_split_at_once(built, options) for built in weights) if splits else weights
     yield from _adapters(spec, [held for held in ordered if _is_adapter(held)], copies, options)
-    if not options.partitions_gradients:  # DeepSpeed's engine allocates its flat buffers itself
+    # DeepSpeed's engine makes its copies itself.
+    if not (options.partitions_gradients or options.is_deepspeed_without_zero):
         yield from _kept_copies(ordered, copies, options)
     yield from (_alone(item) for item in standing if item.component is Component.INPUTS)
 

@@ -83,6 +83,16 @@ class StateOptions(NamedTuple):
         return self.engine == "deepspeed" and self.zero_stage >= 1 and self.data_parallel > 1
 
     @property
+    def is_deepspeed_without_zero(self) -> bool:
+        """Whether DeepSpeed's engine trains a whole model on each rank, and reduces the gradients themselves."""
+        return self.engine == "deepspeed" and self.zero_stage == 0
+
+    @property
+    def frees_gradients_in_step(self) -> bool:
+        """Whether no gradient stays until the next zero_grad: DeepSpeed frees them at the end of its step."""
+        return self.partitions_gradients or self.is_deepspeed_without_zero
+
+    @property
     def reduces_after_backward(self) -> bool:
         """Whether gradients stay unsharded until backward ends: DeepSpeed's stage 1, without overlap."""
         return self.partitions_gradients and self.zero_stage == 1
