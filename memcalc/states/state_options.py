@@ -88,6 +88,19 @@ class StateOptions(NamedTuple):
         return self.engine == "deepspeed" and self.zero_stage == 0
 
     @property
+    def updates_when_made(self) -> bool:
+        """Whether DeepSpeed's optimizer creates its states when it is made, by an update with gradients of zeros.
+
+        That of 16-bit weights without ZeRO (runtime/fp16/unfused_optimizer.py, initialize_optimizer_states).
+        """
+        return self.is_deepspeed_without_zero and RECIPES[self.recipe].master is not None
+
+    @property
+    def flattens_fp32_gradients(self) -> bool:
+        """Whether the step casts each gradient to fp32, then flattens them (runtime/fp16/fused_optimizer.py, step)."""
+        return self.updates_when_made and self.zero.own_adam
+
+    @property
     def frees_gradients_in_step(self) -> bool:
         """Whether no gradient stays until the next zero_grad: DeepSpeed frees them at the end of its step."""
         return self.partitions_gradients or self.is_deepspeed_without_zero
