@@ -25,7 +25,7 @@ _SIZES: dict[str, tuple[tuple[str, ...], Callable[[int], int]]] = {
 }
 _WIDTHS = ("hidden_size", "n_embd", "d_model")  # attribute_map of transformers 5.23 models/*/configuration_*.py
 LARGEST = 2**40  # elements
-_OWN_ADAM = ("adam", "adamw", "fusedadam")  # types of an optimizer block
+_OWN_ADAM = ("adam", "adamw")  # types of an optimizer block
 
 
 def place_zero(draft: Draft, zero: Mapping[str, Any]) -> None:

@@ -57,7 +57,7 @@ class ZeRO0(Engine):
     def updated(
         self, groups: Sequence[tuple[LocalParameters, StateOptions]]
     ) -> Sequence[tuple[LocalParameters, StateOptions]]:
-        """Return the parameters of each parameter group. The norm for clipping is of all: see `before_step`."""
+        """Return the parameters of each parameter group, not to be clipped again: see `before_step`."""
         return [
             (LocalParameters(parameters[position] for position in positions), options._replace(clips=False))
             for parameters, options in groups
@@ -72,7 +72,14 @@ class ZeRO0(Engine):
         return gradients
 
     def before_step(self, gradients: list[int]) -> None:
-        """Note the gradients, which the step frees."""
+        """Compute the norms for clipping; note the gradients, which the step frees.
+
+        Source: runtime/utils.py, clip_grad_norm_.
+        """
+        if self.options.clips:
+            norms = [self._norm(elements, casts=False) for elements in self.elements]
+            stacked = self.requests.take(len(norms) * FLOAT, 0, Component.TEMPORARIES)
+            self.requests.drop((stacked, *norms))
         self.stepping = gradients
 
     def after_step(self) -> None:
@@ -125,11 +132,11 @@ class ZeRO0Copies(ZeRO0):
             for elements in group:
                 norm = self._norm(elements, casts=True)
                 square = take(FLOAT, 0, Component.TEMPORARIES)
-                total, before = [take(FLOAT, 0, Component.TEMPORARIES)], total
-                drop((square, norm, *before))
+                total = total or [take(FLOAT, 0, Component.TEMPORARIES)]
+                drop((square, norm))
             drop(total)
             wide += [take(elements * FLOAT, 0, Component.GRADIENTS) for elements in group]
-        super().before_step([*wide, *gradients])
+        self.stepping = [*wide, *gradients]
 
 
 class ZeRO0Flat(ZeRO0):
@@ -140,7 +147,7 @@ class ZeRO0Flat(ZeRO0):
         take, drop = self.requests.take, self.requests.drop
         for positions, group in zip(self.members, self.groups, strict=True):
             flat = sum(group) * self.width
-            clones = [take(elements * self.width) for elements in group]
+            clones = [take(elements * self.width, 0, Component.WEIGHTS) for elements in group]
             if len(clones) > 1:  # flattening does not copy a single tensor
                 take(flat, 0, Component.WEIGHTS)
                 drop(clones)
@@ -174,7 +181,7 @@ class ZeRO0Flat(ZeRO0):
         drop(gradients)
         for group in self.groups:
             drop((self._norm(sum(group), casts=False),))
-        super().before_step(flat)
+        self.stepping = flat
 
 
 def engine_without_zero(
