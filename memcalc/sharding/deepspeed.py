@@ -102,6 +102,7 @@ def _engine(
         views_experts=views_experts,
         frees_leftovers=not _is_older(spec, FREES_LEFTOVERS),
         keeps_recomputed=not _is_older(spec, KEEPS_RECOMPUTED),
+        scores_itself=_scores_pairs_itself(spec),
     )
 
 
@@ -188,8 +189,12 @@ def lacks(spec: Spec, plan: Segment) -> Iterator[str]:
 
 def _scores_itself(spec: Spec) -> bool:
     """Return whether a micro-batch may have forwards of the policy without gradients: DPO with adapters, and GRPO."""
-    prefers = spec.training.pairs and spec.model.num_labels == 0
-    return prefers or spec.training.framework == "grpo"
+    return _scores_pairs_itself(spec) or spec.training.framework == "grpo"
+
+
+def _scores_pairs_itself(spec: Spec) -> bool:
+    """Return whether the policy scores pairs as the reference, too (TRL 1.16 trl/trainer/dpo_trainer.py)."""
+    return spec.training.pairs and spec.model.num_labels == 0 and not spec.training.reference_model
 
 
 def _is_recipe_known(spec: Spec) -> bool:
