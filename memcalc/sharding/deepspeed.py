@@ -102,7 +102,9 @@ def _engine(
         views_experts=views_experts,
         frees_leftovers=not _is_older(spec, FREES_LEFTOVERS),
         keeps_recomputed=not _is_older(spec, KEEPS_RECOMPUTED),
-        scores_itself=_scores_pairs_itself(spec),
+        # Parameters that are gathered for a recomputation belong to the module that is in backward, perhaps the model:
+        # a recorded run has all of them in backward, as if their order were known.
+        scores_itself=_scores_pairs_itself(spec) and all(isinstance(item, int) for item in plan),
     )
 
 

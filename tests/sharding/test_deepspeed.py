@@ -381,6 +381,11 @@ def test_a_policy_that_scores_itself_gathers_one_module_at_a_time(phase: str) ->
     assert gathered(phase, "lora.rank=8") == TABLE
 
 
+def test_with_recomputation_all_that_it_gathered_stays_until_backward() -> None:
+    """Recorded: recordings/programs/held-out, trl-dpo-zero 2."""
+    assert gathered("backward_2", "lora.rank=8", "recompute=full") > TABLE + 2 * LAYERS * LAYER
+
+
 # -- recorded ranks ----------------------------------------------------------------------------------------------------
 
 
