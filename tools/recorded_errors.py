@@ -23,8 +23,10 @@ from benchmarks.programs.program import Family
 from benchmarks.programs.registry import FAMILIES
 from benchmarks.verdict_runs import loaded
 from memcalc.errors import InputError
+from memcalc.estimation.limits import limits_of
 from memcalc.importers.loading import load as load_any
 from memcalc.layout.stages import stages_of
+from memcalc.ledger.verdict import holding_memory
 from memcalc.measuring.result import allocator_conf
 from memcalc.simulation.simulated_run import simulate
 from memcalc.spec.hardware.gpus import all_gpus
@@ -234,7 +236,12 @@ def compared(run: Recorded) -> Compared:
 
 
 def program_error(run: Recorded) -> float | None:
-    """The error of a program's replay; 0 for a reserved memory between those of its orders of batch lengths."""
+    """The error of a program's replay; 0 for a reserved memory between those of its orders of batch lengths.
+
+    None where nothing is replayed, and where memory is not modelled: such a run has a lower bound, not an interval.
+    """
+    if holding_memory(limits_of(run.spec)):
+        return None
     gpu = gpu_of(run.spec)
     need = need_of(run.spec, gpu)
     if need.overhead is None:

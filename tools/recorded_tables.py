@@ -93,12 +93,11 @@ def _replayed() -> tuple[Compared, ...]:
     return tuple(each for run in recorded_runs() if (each := compared(run)).estimated is not None)
 
 
-@lru_cache(maxsize=1)
-def near_runs() -> tuple[tuple[dict[str, Any], Any], ...]:
-    """Sampled runs near the limit of their GPU, each with its result; those that PyTorch refused are left out.
+def near_records() -> list[dict[str, Any]]:
+    """Records of sampled runs near the limit of their GPU; those that PyTorch refused are left out.
 
-    And ranks of DDP that were recorded without the memory of NCCL's buffers, which they have beside them. Of a run with
-    several recorded ranks, one that ran out of memory counts.
+    So are ranks of DDP that were recorded without the memory of NCCL's buffers, which they have beside them. Of a run
+    with several recorded ranks, one that ran out of memory counts.
     """
     lines = [(path.stem, line) for path in sorted(NEAR.glob("*.jsonl")) for line in path.read_text().splitlines()]
     records = [json.loads(line) | {"list": name} for name, line in lines]
@@ -109,7 +108,13 @@ def near_runs() -> tuple[tuple[dict[str, Any], Any], ...]:
         run = record["case"].partition(OTHER_RANK)[0]
         if run not in by_run or record["outcome"] == OUT_OF_MEMORY:
             by_run[run] = record
-    return tuple((record, size(loaded(record["case"]))) for record in by_run.values())
+    return list(by_run.values())
+
+
+@lru_cache(maxsize=1)
+def near_runs() -> tuple[tuple[dict[str, Any], Any], ...]:
+    """Sampled runs near the limit of their GPU, each with its result."""
+    return tuple((record, size(loaded(record["case"]))) for record in near_records())
 
 
 def near_summary() -> str:

@@ -68,7 +68,7 @@ def compiled_part(
     if structure.saves_on_host != "none":
         pinned = structure.saves_on_host == "pinned"
         offload_saved_tensors(tape, first, frees_tables=structure.frees_tables, pinned=pinned)
-    if structure.evaluates:
+    if structure.evaluates or structure.cache is not None:
         tape.forget_gradients()
     block = compiled(
         tape,

@@ -120,7 +120,7 @@ def _training(spec: Spec) -> Iterator[tuple[str, bool]]:
     yield from _kernels(model)
     if training.kernels == "liger" and model.architecture not in LIGER_FAMILIES:  # such modules save more than Liger's
         yield f"Liger's kernels in modules of {model.architecture}: PyTorch's are counted", False
-    if model.attention_sinks:
+    if model.attention_sinks and training.implementation != "huggingface":
         yield "the activations of attention sinks", True
     for what in OPTIMIZER_OMISSIONS.get(training.optimizer, ()):
         yield what, True

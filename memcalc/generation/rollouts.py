@@ -13,7 +13,6 @@ from operator import attrgetter
 
 from memcalc.allocator.pytorch.block_sizes import rounded
 from memcalc.generation.forward_peak import forward_peaks, peak_rows
-from memcalc.layout.local_parameters import stage_parameters
 from memcalc.layout.stages import Stage
 from memcalc.ledger.component import Component
 from memcalc.ledger.row_drafts import GENERATION, RowDraft, mask_of
@@ -24,7 +23,6 @@ from memcalc.spec.spec import Spec
 from memcalc.states.state_options import state_options
 
 DRAW = "ATen native/Distributions.cpp, multinomial: q = empty_like(self).exponential_()"
-CACHE = "ATen autocast_mode.cpp, cached_cast"
 SAMPLE = "transformers 5.23 generation/utils.py, _sample: softmax of the next token's scores"
 
 
@@ -32,21 +30,12 @@ def rollout_items(spec: Spec, stage: Stage, gpu: GpuSpec | None) -> Iterator[Row
     """The peak of generation on one stage: its cache, the tensors of a forward, and those of sampling.
 
     Where autocast runs over fp32 weights, queries and keys are in fp32 as they are rotated; values are counted so too.
-    The casts of weights are cached until the forward has ended (ATen autocast_mode.cpp, cached_cast).
     """
     run, mask = generating(spec), mask_of(GENERATION)
     yield from peak_rows(max(forward_peaks(run, stage, gpu).values(), key=attrgetter("bytes")), mask)
     scores = (run.training.micro_batch_size, spec.model.vocab_size)
     yield _temporary("head", "probabilities of the next token", scores, "fp32", 1, "4·b·V", SAMPLE)
     yield _temporary("head", "random numbers that it is drawn by", scores, "fp32", 1, "4·b·V", DRAW)
-    training = spec.training
-    if training.autocasts and training.finetune == "full" and state_options(spec).base == "fp32":
-        dtype = training.dtype
-        for held in stage_parameters(spec, stage):
-            multiplied = held.where != "embedding" or (spec.model.tie_word_embeddings and "tokens" in held.module)
-            if len(held.axes) > 1 and multiplied:
-                name, formula = f"weight in {dtype} (autocast cache)", f"{DTYPE_BYTES[dtype]}·{held.formula}"
-                yield _temporary(held.module, name, held.shape, dtype, held.count, formula, CACHE)
 
 
 def _temporary(
@@ -67,8 +56,8 @@ def generating(spec: Spec) -> Spec:
     inference = InferenceSpec.model_construct(
         batch_size=sequences,
         prompt_length=prompt,
-        new_tokens=training.completion_length,
-        context_length=training.sequence_length,
+        new_tokens=training.completion_length - 1,  # with a forward pass of their own: nothing follows the last one
+        context_length=training.sequence_length - 1,
         dtype=dtype,
         quantization="none" if training.qlora is None else training.qlora.quantization,
         cache="dynamic",
@@ -76,16 +65,15 @@ def generating(spec: Spec) -> Spec:
         attention=training.attention,
         torch_version=training.torch_version,
     )
+    if training.finetune == "full":
+        precision = {}
+    else:  # PeftModel.generate calls the base model's forward, which Accelerate did not wrap in autocast
+        precision = {"dtype": dtype, "recipe": "fp32" if dtype == "fp32" else "pure", "autocast": None}
     changed = {
+        **precision,
         "micro_batch_size": sequences,
         "sequence_length": prompt,
         "gradient_accumulation_steps": 1,
-        "dtype": dtype,
-        "recipe": "fp32" if dtype == "fp32" else "pure",
-        "autocast": None,
-        "finetune": "full",
-        "lora": None,
-        "qlora": None,
         "recompute": "none",
         "recompute_keep": (),
         "offload_activations": "none",
@@ -93,8 +81,6 @@ def generating(spec: Spec) -> Spec:
         "pairs": False,
         "reference_model": False,
         "loss": "materialized",
-        "dropout": 0.0,
         "evaluation_batch_size": None,
-        "completion_length": None,
     }
     return spec.model_copy(update={"training": training.model_copy(update=changed), "inference": inference})

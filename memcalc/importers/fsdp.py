@@ -203,9 +203,10 @@ def _place_flat_parameters(draft: Draft) -> None:
         if draft.given("training.finetune") == "qlora":  # a unit of several dtypes is an error
             draft.default("training.lora.base_dtype", "compute")
     if script and not draft.given("parallelism.fsdp.use_orig_params"):
-        # A script builds its optimizer before accelerator.prepare flattens the parameters.
-        what = "parameters that the optimizer references before FSDP1 flattens them"
-        draft.limit(what, "they are not counted", holds_memory=True)
+        # accelerate 1.15 accelerator.py, prepare: the parameters of an existing optimizer are not replaced.
+        what = "whole parameters that the optimizer keeps if the script builds it before accelerator.prepare"
+        remedy = "build it afterwards, or set fsdp_use_orig_params: true"
+        draft.limit(what, f"not counted; no step updates the shards then, so {remedy}", holds_memory=True)
 
 
 def _lacks(draft: Draft, settings: Mapping[Any, Any]) -> str:

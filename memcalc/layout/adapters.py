@@ -97,7 +97,7 @@ class Adapters(NamedTuple):
 def adapters_of(spec: Spec) -> Adapters | None:
     """Return the adapters of a run; None for full fine-tuning."""
     training = spec.training
-    if spec.inference is not None:
+    if spec.inference is not None and training.completion_length is None:
         return frozen_for(spec.inference.quantization)
     if training.lora is None:
         return None

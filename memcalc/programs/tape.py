@@ -282,7 +282,7 @@ class Tape:
     def operator(self, position: int, activity: Activity = Activity.RUN) -> BlockOperator:
         """Return the operator at a position of the tape, as recorded in events."""
         node = self.nodes[position]
-        results = node.allocated if node.multiplies else tuple(tensor.storage for tensor in node.outputs)
+        results = tuple(tensor.storage for tensor in node.outputs) or node.allocated
         return BlockOperator(
             node.name,
             activity,

@@ -6,7 +6,7 @@ memory that fragments depends on every pass before, so all of them are replayed.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from itertools import islice
 from typing import NamedTuple
 
@@ -101,16 +101,29 @@ class GenerationRequests:
             for made in built.tensors:
                 self.requests.take(made.size, 0, made.component)
         self.requests.begin("input")
+        self._forwards()
+        return self.requests
+
+    def _forwards(self) -> list[int]:
+        """Record the prompts and all forward passes; return the storages that stay, but those of the KV cache."""
         prompts = TOKEN_BYTES * self.inference.batch_size * self.inference.prompt_length
-        self.requests.take(prompts, 0, Component.INPUTS)
+        given = self.requests.take(prompts, 0, Component.INPUTS)
         before = -1  # tokens that the pass before selected, referenced until the next ones are
-        for forward in all_forwards(self.inference):
-            self.requests.begin(forward.phase)
+        for forward in self._passes():
+            self._begin(forward)
             self._forward(forward)
             if before >= 0:
                 self.requests.drop((before,))
             before = self.next_tokens
-        return self.requests
+        return [given, before]
+
+    def _passes(self) -> Iterator[Forward]:
+        """The forward passes to record."""
+        return all_forwards(self.inference)
+
+    def _begin(self, forward: Forward) -> None:
+        """Begin the phase of a forward pass."""
+        self.requests.begin(forward.phase)
 
     def _forward(self, forward: Forward) -> None:
         """Record the model's forward pass and the selection of the next tokens."""
@@ -176,9 +189,13 @@ class GenerationRequests:
                     requests.hold(output)
             else:
                 if selects and position == last:
-                    self.next_tokens = requests.take(TOKEN_BYTES * self.inference.batch_size, 0, Component.INPUTS)
+                    self._select()
                 requests.drop((live.pop(at),))
         return output, live
+
+    def _select(self) -> None:
+        """Select the next token of each sequence."""
+        self.next_tokens = self.requests.take(TOKEN_BYTES * self.inference.batch_size, 0, Component.INPUTS)
 
     def _started(self, block: GenerationBlock, at: int, given: int) -> tuple[int, int]:
         """Return a storage that is live when the block starts, and the input if it is not taken over yet."""

@@ -228,10 +228,8 @@ class SimulatedRun:
             self.step.build()
         elif kind == "optimizer_step":
             self._step(first=phase == "optimizer_step_1")
-        elif phase == "zero_grad_1" and self._evaluates("before"):
-            self.requests.begin(EVALUATION)
-            self._evaluate()
-            self.requests.begin(phase)
+        elif phase == "zero_grad_1":
+            self._precede_first_step(phase)
         elif kind == "zero_grad" and not self.choice.zeroes_gradients:
             self.stale, self.gradients = self.gradients, []
             if not self.choice.zeroes_gradients_before_backward:
@@ -248,6 +246,16 @@ class SimulatedRun:
             self._loss()
         elif kind == "backward":
             self._backward()
+
+    def _precede_first_step(self, phase: str) -> None:
+        """Record what runs without gradients before the first step, an evaluation and completions; then go on."""
+        generates = self.spec.training.completion_length is not None
+        asked = ((EVALUATION, self._evaluates("before"), self._evaluate), (GENERATION, generates, self._generate))
+        for other, is_asked, record in asked:
+            if is_asked:
+                self.requests.begin(other)
+                record()
+                self.requests.begin(phase)
 
     def _pass(self, number: str) -> None:
         """Record a micro-batch other than the last of its step."""
@@ -321,14 +329,17 @@ class SimulatedRun:
         return MicroBatch(self.requests, passing)
 
     def _generate(self) -> None:
-        """Record the live tensors at the peak of generation, after the gradients of the step are freed."""
-        from memcalc.generation.rollouts import rollout_items
+        """Record the completions of a step, after the gradients of the step before are freed."""
+        from memcalc.simulation.rollout import rollout_of
 
         if not self.choice.zeroes_gradients:
             self.requests.drop(self.gradients)
             self.gradients = []
-        items = rollout_items(self.spec, self.stage, self.card)
-        self.requests.drop([self.requests.take(i.each, 0, i.component) for i in items for _ in range(i.count)])
+        if "forward" not in self.threads:
+            self.threads.add("forward")
+            self.requests.take(self.workspace.each, 0, self.workspace.component)
+        rollout = rollout_of(self.spec)
+        self.requests.insert(rollout.requests, rollout.labels)
 
     def _loss(self) -> None:
         assert self.passing is not None

@@ -6,6 +6,7 @@ A step's requests do not depend on the allocator, so one list serves every setti
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -126,6 +127,14 @@ class RecordedRequests(NamedTuple):
     made: list[int]
     owners: list[int]
     parts: dict[int, tuple[int, ...]]
+
+    def without(self, storages: AbstractSet[int]) -> RecordedRequests:
+        """Return the requests without those of storages that they allocate and free."""
+        numbers = iter(self.made)
+        script = [change for change in self.script if (~change if change < 0 else next(numbers)) not in storages]
+        kept = [place for place, number in enumerate(self.made) if number not in storages]
+        made, owners = ([each[place] for place in kept] for each in (self.made, self.owners))
+        return RecordedRequests(script, made, owners, self.parts)
 
 
 class Requests:
@@ -266,10 +275,17 @@ class Requests:
             new: maps storages of the recording to current ones; must contain the storages that the requests free but do
                 not allocate (otherwise KeyError). The storages allocated here are added.
         """
+        self._repeat(written, new, map(self.labels.__getitem__, written.made))
+
+    def insert(self, written: RecordedRequests, labels: Iterable[Label]) -> None:
+        """Repeat requests of another list, which free only what they allocate; `labels`: of their storages."""
+        self._repeat(written, {}, labels)
+
+    def _repeat(self, written: RecordedRequests, new: dict[int, int], labels: Iterable[Label]) -> None:
         first = len(self._owners)
         new.update(zip(written.made, range(first, first + len(written.made)), strict=True))
         self._owners.extend(written.owners)
-        self.labels.extend(map(self.labels.__getitem__, written.made))
+        self.labels.extend(labels)
         for number, parts in written.parts.items():
             self._parts[new[number]] = tuple(new[part] for part in parts)
         self._script.extend([change if change >= 0 else ~new[~change] for change in written.script])
