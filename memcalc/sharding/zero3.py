@@ -208,7 +208,7 @@ class ZeRO3(Engine):
     def begin(self, *, have_gradients: bool, last: bool) -> None:
         """Begin a micro-batch: free prefetched parameters, restart the order of modules.
 
-        A model that scores itself records the order of each micro-batch anew: its second forward ends the recording
+        A model that scores itself records the order again in each micro-batch: its second forward ends the recording
         before backward, and then has other modules. Source: partitioned_param_coordinator.py, reset_step,
         trace_prologue.
         """
