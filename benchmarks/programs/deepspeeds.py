@@ -1,9 +1,13 @@
-"""DeepSpeed's own loop: `deepspeed.initialize` with a JSON file, over 2 or 4 ranks, or one rank of 8."""
+"""DeepSpeed's own loop: `deepspeed.initialize` with a JSON file, over 2 or 4 ranks, or one rank of 8.
+
+The programs of `deepspeed-stage0` are without ZeRO.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from benchmarks.programs.environments import HF5_DEEPSPEED
@@ -25,12 +29,12 @@ OPTIMIZERS: tuple[Mapping[str, Any], ...] = (
 )
 
 
-def draw_program(draw: Draw) -> Program:
-    """A program of 2 to 8 ranks."""
+def draw_program(draw: Draw, *, stages: Sequence[int]) -> Program:
+    """A program of 2 to 8 ranks, at one of some ZeRO stages."""
     gpus = draw.of("gpus", (2, ALONE, 2, ALONE, 4))
     model = draw.of(f"model on {gpus} GPUs", models_on(gpus, large=False))
     batch = draw_batch(draw, model)
-    stage = draw.of("stage", (0, 1, 2, 3, 2, 3, 1))
+    stage = draw.of("stage", stages)
     precision, loaded = draw.of("precision", PRECISIONS)
     checkpointing = draw.of("checkpointing", (False, True, False))
     zero = {
@@ -65,4 +69,7 @@ def draw_program(draw: Draw) -> Program:
     )
 
 
-FAMILIES = (Family("deepspeed", HF5_DEEPSPEED, draw_program),)
+FAMILIES = (
+    Family("deepspeed", HF5_DEEPSPEED, partial(draw_program, stages=(0, 1, 2, 3, 2, 3, 1))),
+    Family("deepspeed-stage0", HF5_DEEPSPEED, partial(draw_program, stages=(0,))),
+)

@@ -1,13 +1,13 @@
 """transformers' Trainer with DeepSpeed ZeRO 2 or 3 on 2 to 4 GPUs: `deepspeed: ds_config.json`, as its guide has it.
 
 The programs of `trainer-5-zero` keep all on the GPUs, those of `trainer-5-offload` keep optimizer states, or weights as
-well, in host memory.
+well, in host memory; those of `trainer-5-stage0` are without ZeRO.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -66,9 +66,9 @@ OFFLOADS: Mapping[int, tuple[Mapping[str, Any], ...]] = {
 }
 
 
-def draw_config(draw: Draw) -> dict[str, Any]:
+def draw_config(draw: Draw, stages: Sequence[int] = (3, 2)) -> dict[str, Any]:
     """A DeepSpeed config in which Trainer fills in what is "auto"."""
-    stage = draw.of("stage", (3, 2))
+    stage = draw.of("stage", stages)
     more = draw.of("block of stage 3", THIRD) if stage == 3 else draw.of("block of stage 2", SECOND)
     zero = {"stage": stage, **draw.of("overlap", ({"overlap_comm": True, "contiguous_gradients": True}, {})), **more}
     return {
@@ -87,9 +87,9 @@ def torch_adam() -> dict[str, Any]:
     return {"type": "AdamW", "params": {**automatic, "torch_adam": True}}
 
 
-def draw_program(draw: Draw, *, offloads: bool) -> Program:
+def draw_program(draw: Draw, *, offloads: bool = False, stages: Sequence[int] = (3, 2)) -> Program:
     """A program of 2 to 4 ranks, all of which run."""
-    config = draw_config(draw)
+    config = draw_config(draw, stages)
     most: float = MOST_BILLIONS
     if offloads:
         stage, most = config["zero_optimization"]["stage"], MOST_OFFLOADED
@@ -128,6 +128,7 @@ def draw_program(draw: Draw, *, offloads: bool) -> Program:
 
 
 FAMILIES = (
-    Family("trainer-5-zero", HF5_DEEPSPEED, partial(draw_program, offloads=False)),
+    Family("trainer-5-zero", HF5_DEEPSPEED, draw_program),
     Family("trainer-5-offload", HF5_DEEPSPEED, partial(draw_program, offloads=True)),
+    Family("trainer-5-stage0", HF5_DEEPSPEED, partial(draw_program, stages=(0,))),
 )

@@ -23,10 +23,10 @@ def communication_library_bytes(spec: Spec) -> int:
 def _process_groups(spec: Spec) -> int:
     """Return the number of process groups: one for each parallel dimension in which ranks communicate.
 
-    Data-parallel replicas of shards (HSDP) are a dimension in addition to the shards. DeepSpeed's stage 3 has two
-    data-parallel groups: zero.Init gathers parameters in the world's group, and gradients are reduced in a copy of it
-    (deepspeed 0.19 runtime/zero/partition_parameters.py, Init: ds_process_group; utils/groups.py, _clone_world_group).
-    A model built without zero.Init gathers in the copy, too.
+    Data-parallel replicas of shards (HSDP) are a dimension in addition to the shards. DeepSpeed reduces gradients in a
+    copy of the world's group, a group of its own (deepspeed 0.19 utils/groups.py, _clone_world_group). It binds the
+    world's to a device, so that PyTorch connects it at once (comm/torch.py, init_process_group: device_id). memcalc's
+    own step makes it without a device, and only zero.Init, at stage 3, then gathers in it.
 
     torchtitan has a group for each dimension of its meshes that is not the world, and the world's: batches and losses
     are dimensions of their own (torchtitan 0.2.2 torchtitan/distributed/parallel_dims.py, build_mesh).
@@ -40,8 +40,9 @@ def _process_groups(spec: Spec) -> int:
         return sum(1 < size < parallelism.ranks for size in meshes) + int(parallelism.ranks > 1)
     shards = parallelism.data_parallel // replicas
     groups = sum(degree > 1 for degree in (*degrees, shards, context))
-    if parallelism.engine == "deepspeed" and parallelism.zero_stage == 3 and parallelism.data_parallel > 1:
-        groups += int(spec.training.finetune != "qlora")
+    if parallelism.engine == "deepspeed" and parallelism.data_parallel > 1:
+        gathers = parallelism.zero_stage == 3 and spec.training.finetune != "qlora"
+        groups += int(spec.training.framework is not None or gathers)
     return groups
 
 

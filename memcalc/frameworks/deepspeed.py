@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from memcalc.frameworks.draft import FRAMEWORK, Draft
+from memcalc.frameworks.switches import is_on
 from memcalc.frameworks.weights import placed_config
 from memcalc.spec.programs import PROGRAMS
 
@@ -24,6 +25,7 @@ _SIZES: dict[str, tuple[tuple[str, ...], Callable[[int], int]]] = {
 }
 _WIDTHS = ("hidden_size", "n_embd", "d_model")  # attribute_map of transformers 5.23 models/*/configuration_*.py
 LARGEST = 2**40  # elements
+_OWN_ADAM = ("adam", "adamw")  # types of an optimizer block
 
 
 def place_zero(draft: Draft, zero: Mapping[str, Any]) -> None:
@@ -72,10 +74,28 @@ def place_adapter_dtype(draft: Draft) -> None:
         draft.default("training.lora.adapter_dtype", "compute" if follows else "fp32")
 
 
-def shards_with_deepspeed(draft: Draft) -> bool:
-    """Return whether DeepSpeed shards the run: it is named, or is the default library of ZeRO 1 and 2."""
+def runs_deepspeed(draft: Draft) -> bool:
+    """Return whether DeepSpeed trains: it is named, or is the default library of ZeRO 1 and 2."""
     engine, stage = draft.given("parallelism.engine"), draft.given("parallelism.zero_stage")
-    return bool(stage) and (engine == "deepspeed" or (engine is None and stage in (1, 2)))
+    return stage is not None and (engine == "deepspeed" or (engine is None and stage in (1, 2)))
+
+
+def is_pytorchs_adam(optimizer: Any) -> bool:
+    """Return whether an optimizer block asks for PyTorch's Adam.
+
+    DeepSpeed's own updates in place like PyTorch's fused one (DeepSpeed 0.19 runtime/engine.py,
+    _configure_basic_optimizer; ops/adam/fused_adam.py).
+    """
+    params = optimizer.get("params") if isinstance(optimizer, Mapping) else None
+    return isinstance(params, Mapping) and is_on(params.get("torch_adam"))
+
+
+def place_own_adam(draft: Draft, optimizer: Any, stage: object) -> None:
+    """Place whether DeepSpeed's own Adam updates 16-bit weights, which it flattens without ZeRO."""
+    named = isinstance(optimizer, Mapping) and str(optimizer.get("type")).lower() in _OWN_ADAM
+    if stage == 0 and named and not is_pytorchs_adam(optimizer):
+        draft.default("parallelism.zero_optimization.own_adam", True)
+        draft.default("training.optimizer_implementation", "fused")
 
 
 def place_copies(draft: Draft) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from memcalc.frameworks.deepspeed import shards_with_deepspeed
+from memcalc.frameworks.deepspeed import runs_deepspeed
 from memcalc.frameworks.draft import FRAMEWORK, Draft
 from memcalc.frameworks.switches import is_on
 
@@ -229,7 +229,7 @@ def _place_adapters(draft: Draft) -> None:
     if is_on(draft.facts.get("four_bits")):
         draft.default("training.qlora.double_quantization", False)
         draft.default("training.lora.adapter_dtype", "compute")
-        if not (draft.facts.get("deepspeed") or shards_with_deepspeed(draft)):  # DeepSpeed has fp32 master weights
+        if not (draft.facts.get("deepspeed") or runs_deepspeed(draft)):  # DeepSpeed has fp32 master weights
             draft.default("training.recipe", "pure")  # optimizer states, too: no tensor is left for autocast to cast
 
 

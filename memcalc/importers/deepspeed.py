@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memcalc.frameworks.deepspeed import place_copies, place_zero
+from memcalc.frameworks.deepspeed import place_copies, place_own_adam, place_zero
 from memcalc.frameworks.draft import Draft
 from memcalc.frameworks.lengths import place_lengths
 from memcalc.frameworks.scripts import place_outputs
@@ -174,6 +174,10 @@ def finish_deepspeed(draft: Draft) -> None:
         {key.removeprefix(beginning): each for key, each in draft.given_fields.items() if key.startswith(beginning)},
     )
     place_copies(draft)
+    fields = draft.given_fields
+    params = {"torch_adam": fields.get("optimizer.params.torch_adam")}
+    optimizer = {"type": fields.get("optimizer.type"), "params": params}
+    place_own_adam(draft, optimizer, draft.given("parallelism.zero_stage"))
     if "training.optimizer" not in draft.values.keys() | draft.overridden.keys():
         draft.notes.append("no optimizer in the DeepSpeed config; assuming adamw. Change it with --set optimizer=")
     micro = "training.micro_batch_size" in draft.values.keys() | draft.overridden.keys()

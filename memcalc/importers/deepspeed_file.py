@@ -10,7 +10,7 @@ from typing import Any
 
 from memcalc.errors import InputError
 from memcalc.files import read_text
-from memcalc.frameworks.deepspeed import place_groups, place_zero
+from memcalc.frameworks.deepspeed import is_pytorchs_adam, place_groups, place_own_adam, place_zero
 from memcalc.frameworks.draft import Draft
 from memcalc.frameworks.switches import is_on
 from memcalc.importers.deepspeed import OPTIMIZERS
@@ -49,6 +49,7 @@ def place_deepspeed(draft: Draft, deepspeed: Any) -> int | None:
     place_zero(draft, zero)
     place_groups(draft, config)
     stage = zero.get("stage", 0)
+    place_own_adam(draft, config.get("optimizer"), stage)
     return stage if type(stage) is int and 0 <= stage <= 3 else None
 
 
@@ -67,8 +68,7 @@ def read_referenced(folder: str, name: str) -> Any:
 def _place_deepspeeds_optimizer(draft: Draft, config: Mapping[str, Any]) -> None:
     """Let the optimizer of DeepSpeed's own file override the Trainer's (integrations/deepspeed.py).
 
-    Its Adam updates in place like PyTorch's fused one (ops/adam/fused_adam.py); with `torch_adam` it is PyTorch's, with
-    PyTorch's defaults (DeepSpeed 0.19 runtime/engine.py, _configure_basic_optimizer).
+    With `torch_adam` it is PyTorch's Adam, with PyTorch's defaults.
     """
     block = config.get("optimizer")
     name = str(block.get("type", "")).lower() if isinstance(block, Mapping) else ""
@@ -79,9 +79,7 @@ def _place_deepspeeds_optimizer(draft: Draft, config: Mapping[str, Any]) -> None
         draft.values.pop("training.optimizer_implementation", None)
         return
     draft.values["training.optimizer"] = "adamw"
-    params = block.get("params") if isinstance(block, Mapping) else None
-    by_torch = isinstance(params, Mapping) and is_on(params.get("torch_adam"))
-    draft.values["training.optimizer_implementation"] = "foreach" if by_torch else "fused"
+    draft.values["training.optimizer_implementation"] = "foreach" if is_pytorchs_adam(block) else "fused"
 
 
 def _note_mismatch(draft: Draft, config: Mapping[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memcalc.frameworks.deepspeed import place_adapter_dtype, place_copies, shards_with_deepspeed
+from memcalc.frameworks.deepspeed import place_adapter_dtype, place_copies, runs_deepspeed
 from memcalc.frameworks.draft import FRAMEWORK, Draft
 from memcalc.frameworks.switches import is_on
 from memcalc.frameworks.trainer import (
@@ -184,9 +184,10 @@ def finish_trainer(
     policy = place_policy(draft, str(draft.given("training.dtype")) if autocasts else None)
     if half is None:
         draft.default("training.recipe", "fp32")
-    elif shards_with_deepspeed(draft):
+    elif runs_deepspeed(draft):
         draft.default("training.recipe", "mixed-16")
-        draft.notes.append("shards are in fp32 and gathered in 16 bits: recipe mixed-16, 16 bytes per parameter")
+        what = "shards are in fp32 and gathered" if draft.given("parallelism.zero_stage") else "fp32 weights are copied"
+        draft.notes.append(f"{what} in 16 bits: recipe mixed-16, 16 bytes per parameter")
         place_adapter_dtype(draft)
     elif draft.values.get("training.finetune") in ("lora", "qlora"):
         # Adapters are in fp32, regardless of the base.

@@ -1,4 +1,4 @@
-"""The DeepSpeed ZeRO engine of a rank, and the runs for which it is modelled (DeepSpeed 0.19)."""
+"""The DeepSpeed engine of a rank, and the runs for which it is modelled (DeepSpeed 0.19)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from memcalc.architectures.structure import block_structure
 from memcalc.layout.local_parameters import LocalParameter, stage_parameters
 from memcalc.layout.stages import layer_modules, stages_of
 from memcalc.sharding.engine import ROOT, Engine
+from memcalc.sharding.zero0 import engine_without_zero
 from memcalc.sharding.zero3 import ZeRO3
 from memcalc.sharding.zero3_modules import ModuleCalls, ModuleTree, reference_modules, transformers_modules
 from memcalc.sharding.zero3_offload import ZeRO3Offload
@@ -81,10 +82,12 @@ def _engine(
     rank: int | None,
 ) -> Engine:
     options = state_options(spec)
+    reduces, clones = (not _is_older(spec, release) for release in (REDUCES_OVERFLOW, CLONES_LARGE_GRADIENTS))
+    if options.zero_stage == 0:
+        return engine_without_zero(requests, ordered, options, reduces_overflow=reduces)
     if options.zero_stage < 3:
         if not options.offloads:
             return ZeRO12(requests, ordered, options, rank)
-        reduces, clones = (not _is_older(spec, release) for release in (REDUCES_OVERFLOW, CLONES_LARGE_GRADIENTS))
         return ZeRO12Offload(requests, ordered, options, rank, reduces_overflow=reduces, clones_large=clones)
     stops_inside = not block_structure(spec).residual_dropout
     order = Order(_modules(ordered, units, spec), stops_inside=stops_inside, detached=options.detached)
@@ -99,6 +102,9 @@ def _engine(
         views_experts=views_experts,
         frees_leftovers=not _is_older(spec, FREES_LEFTOVERS),
         keeps_recomputed=not _is_older(spec, KEEPS_RECOMPUTED),
+        # Parameters that are gathered for a recomputation belong to the module that is in backward, perhaps the model:
+        # a recorded run has all of them in backward, as if their order were known.
+        scores_itself=_scores_pairs_itself(spec) and all(isinstance(item, int) for item in plan),
     )
 
 
@@ -155,12 +161,11 @@ def _wrappers(spec: Spec) -> int:
 
 
 def lacks(spec: Spec, plan: Segment) -> Iterator[str]:
-    """Yield the properties of a multi-rank DeepSpeed run for which the order of requests is not modelled."""
+    """Yield the properties of a DeepSpeed run for which the order of requests is not modelled."""
     training, parallelism, options = spec.training, spec.parallelism, state_options(spec)
     whole = options.zero_stage == 3
     nested = any(not isinstance(part, int) for item in plan if not isinstance(item, int) for part in item)
     reasons = {
-        "DeepSpeed without ZeRO": parallelism.zero_stage == 0,
         "DeepSpeed with tensor or pipeline parallelism": parallelism.ranks != parallelism.data_parallel,
         "hierarchical sharding": parallelism.shards != parallelism.data_parallel,
         f"DeepSpeed and recipe {training.recipe} in {training.dtype}": not _is_recipe_known(spec),
@@ -186,8 +191,12 @@ def lacks(spec: Spec, plan: Segment) -> Iterator[str]:
 
 def _scores_itself(spec: Spec) -> bool:
     """Return whether a micro-batch may have forwards of the policy without gradients: DPO with adapters, and GRPO."""
-    prefers = spec.training.pairs and spec.model.num_labels == 0
-    return prefers or spec.training.framework == "grpo"
+    return _scores_pairs_itself(spec) or spec.training.framework == "grpo"
+
+
+def _scores_pairs_itself(spec: Spec) -> bool:
+    """Return whether the policy scores pairs as the reference, too (TRL 1.16 trl/trainer/dpo_trainer.py)."""
+    return spec.training.pairs and spec.model.num_labels == 0 and not spec.training.reference_model
 
 
 def _is_recipe_known(spec: Spec) -> bool:

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 
 from memcalc.layout.local_parameters import LocalParameter, LocalParameters
 from memcalc.ledger.component import Component
+from memcalc.sharding.overflow import check_overflow
 from memcalc.sharding.zero12 import DOUBLE, FLOAT, SOURCE, WaitingGradient, ZeRO12
 from memcalc.states.state_options import StateOptions
 from memcalc.stream.requests import EngineTensor, Requests
 from memcalc.workspaces.reductions import ReductionShape, reduction
 
-FLAG = 1  # byte of a boolean
 FILE = f"{SOURCE}stage_1_and_2.py"
 
 
@@ -101,7 +101,15 @@ class ZeRO12Offload(ZeRO12):
         own = self.groups[gradient.group].partition
         elements = min(gradient.begin + gradient.elements, own.stop) - max(gradient.begin, own.start)
         self._norm(gradient, elements)
-        self._check_overflow(gradient.elements)
+        check_overflow(
+            self.requests,
+            gradient.elements,
+            self.dtype_bytes,
+            self.choice.card,
+            reduces=self.reduces_overflow,
+            stream=self.stream,
+            label=self.checked,
+        )
         if self.dtype_bytes < FLOAT:
             self.requests.drop((self.requests.take(elements * FLOAT, self.stream, self.copied),))
 
@@ -114,36 +122,6 @@ class ZeRO12Offload(ZeRO12):
         before = self.norms.pop(gradient, None)
         requests.drop(() if before is None else (before,))
         self.norms[gradient] = norm
-
-    def _check_overflow(self, elements: int) -> None:
-        """Record the check of one gradient. Source: runtime/utils.py, has_inf_or_nan; before, _has_inf_or_nan."""
-        take, drop, label = self.requests.take, self.requests.drop, self.checked
-        what = ReductionShape(1, elements, contiguous=True, inner=1)
-        if self.reduces_overflow:
-            finite: list[int] = []
-            for _ in range(2):  # the largest and the smallest element
-                found = take(self.dtype_bytes, self.stream, label)
-                drop((self.requests.play(reduction(what, self.choice.card), label, self.stream),))
-                equal = take(FLAG, self.stream, label)
-                absolute = take(self.dtype_bytes, self.stream, label)
-                bounded = take(FLAG, self.stream, label)
-                finite.append(take(FLAG, self.stream, label))
-                drop((bounded, absolute, equal, found))
-            both = take(FLAG, self.stream, label)
-            drop(finite)
-            overflows = take(FLAG, self.stream, label)
-            drop((both, overflows))
-            return
-        wide = take(elements * FLOAT, self.stream, label) if self.dtype_bytes < FLOAT else take(0)
-        nan = take(elements * FLAG, self.stream, label)
-        absolute = take(elements * FLOAT, self.stream, label)
-        infinite = take(elements * FLAG, self.stream, label)
-        drop((absolute,))
-        either = take(elements * FLAG, self.stream, label)
-        numbers = take(elements * FLOAT, self.stream, label)
-        most = take(FLOAT, self.stream, label)
-        drop((self.requests.play(reduction(what, self.choice.card), label, self.stream), numbers))
-        drop((either, infinite, nan, wide, most))
 
     def _own_gradients(self) -> list[int]:
         """Return nothing: no gradient stays on the device."""

@@ -64,6 +64,7 @@ class ZeRO3(Engine):
         views_experts: whether autograd saves views of the routed experts' weights.
         frees_leftovers: whether parameters of modules with inputs that need no gradient are freed after backward.
         keeps_recomputed: whether frozen parameters of a recomputation stay until the module ends that began it.
+        scores_itself: whether the model scores each micro-batch without gradients before its backward.
     """
 
     hooks_gradients = hooks_modules = frees_gradients = True
@@ -79,12 +80,14 @@ class ZeRO3(Engine):
         views_experts: bool = True,
         frees_leftovers: bool = True,
         keeps_recomputed: bool = True,
+        scores_itself: bool = False,
     ) -> None:
         super().__init__(requests)
         self.choice = options
         self.views_experts = views_experts
         self.frees_leftovers = frees_leftovers
         self.keeps_recomputed = keeps_recomputed
+        self.scores_itself = scores_itself
         self.labels = reduction_labels(options)
         source = f"{SOURCE}partitioned_param_coordinator.py"
         component = Component.COMMUNICATION_BUFFERS
@@ -99,13 +102,6 @@ class ZeRO3(Engine):
         self.groups = parameter_groups(ordered, self.trained, options.zero)
         overlaps = options.zero.overlaps(options.zero_stage)
         self.gather, self.reduce = (GATHER, REDUCE) if overlaps else (0, 0)
-        self.turns = turns
-        self.uses: dict[int, list[int]] = {}  # parameter -> indices of its turns
-        for at, turn in enumerate(turns):
-            for number in turn.parameters:
-                self.uses.setdefault(number, []).append(at)
-        sizes = (0 if turn.reduces_at_end else self._elements_of(turn.parameters) for turn in turns)
-        self.passed = [0, *accumulate(sizes)]  # elements of modules before each turn
         self.there: dict[int, int] = {}  # gathered parameter -> storage
         self.views: dict[int, int] = {}  # parameters that autograd still has views of -> storage
         self.recomputed: list[int] = []  # frozen parameters that wait for the end of the module that recomputes them
@@ -113,14 +109,8 @@ class ZeRO3(Engine):
         self.live = 0  # elements, counted for the limit on prefetching
         self.traced = 0  # micro-batches begun: the order of modules is known after the first
         self.turn = 0
-        self.of_module: dict[tuple[int, str], list[int]] = {}  # module -> indices of its turns
-        for at, turn in enumerate(turns):
-            for name in turn.names:
-                self.of_module.setdefault((turn.unit, name), []).append(at)
-        # Parameters that modules without a name read: the LM head's weight, and adapters in PEFT's wrappers.
-        self.external = {number for turn in turns if not turn.names for number in turn.parameters}
-        # The model's turns, if it reads the LM head's weight itself: its forward and its backward.
-        self.readers = [at for at, turn in enumerate(turns) if turn.reads_head]
+        self._trace(turns)
+        self.kept: frozenset[int] = frozenset()  # parameters that are not freed, besides small ones
         self.output_is_loss = bool(self.readers)
         self.running: ModuleTurn | None = None
         self.queue: deque[tuple[int, int]] = deque()
@@ -130,6 +120,32 @@ class ZeRO3(Engine):
         self.inside = 0  # elements in the bucket
         self.wide: list[int] = []
         self.waiting: dict[int, Gradient] = {}  # those of the running module, which reduces them at its end
+
+    def _trace(self, turns: Sequence[ModuleTurn]) -> None:
+        """Note the order of modules in a micro-batch."""
+        self.turns = turns
+        self.uses: dict[int, list[int]] = {}  # parameter -> indices of its turns
+        self.of_module: dict[tuple[int, str], list[int]] = {}  # module -> indices of its turns
+        for at, turn in enumerate(turns):
+            for number in turn.parameters:
+                self.uses.setdefault(number, []).append(at)
+            for name in turn.names:
+                self.of_module.setdefault((turn.unit, name), []).append(at)
+        sizes = (0 if turn.reduces_at_end else self._elements_of(turn.parameters) for turn in turns)
+        self.passed = [0, *accumulate(sizes)]  # elements of modules before each turn
+        # Parameters that modules without a name read: the LM head's weight, and adapters in PEFT's wrappers.
+        self.external = {number for turn in turns if not turn.names for number in turn.parameters}
+        # The model's turns, if it reads the LM head's weight itself: its forward and its backward.
+        self.readers = [at for at, turn in enumerate(turns) if turn.reads_head]
+
+    def omit_backward(self) -> None:
+        """Leave the modules of backward out: a parameter is freed after its last use in forward.
+
+        A weight that the model reads outside its module stays. Source: partitioned_param_coordinator.py,
+        release_sub_module (is_external_param).
+        """
+        self._trace([turn for turn in self.turns if not turn.backward])
+        self.kept = frozenset(self._read_by_model())
 
     # -- construction --------------------------------------------------------------------------------------------------
 
@@ -192,13 +208,15 @@ class ZeRO3(Engine):
     def begin(self, *, have_gradients: bool, last: bool) -> None:
         """Begin a micro-batch: free prefetched parameters, restart the order of modules.
 
-        Source: partitioned_param_coordinator.py, reset_step.
+        A model that scores itself records the order again in each micro-batch: its second forward ends the recording
+        before backward, and then has other modules. Source: partitioned_param_coordinator.py, reset_step,
+        trace_prologue.
         """
         del have_gradients, last
         for number in [*self.arriving]:
             self._wait(number)
             self._release(number)
-        self.traced += 1
+        self.traced = 1 if self.scores_itself else self.traced + 1
         self.queue = deque((number, at) for at, turn in enumerate(self.turns) for number in turn.parameters)
         self.fetched_for = dict.fromkeys(self.uses, -1)
         self.turn, self.live, self.running = 0, 0, None
@@ -364,10 +382,8 @@ class ZeRO3(Engine):
         Source: __params_to_release. The distance counts own parameters of the modules in between, without blocks that
         are hooked whole; for a parameter of such a block, each module counts with all its submodules.
         """
-        if (
-            self.elements[number] <= self.choice.zero.param_persistence_threshold
-            or self.fetched_for[number] > self.turn
-        ):
+        stays = number in self.kept or self.elements[number] <= self.choice.zero.param_persistence_threshold
+        if stays or self.fetched_for[number] > self.turn:
             return False
         if turn.reduces_at_end:
             return self._is_far_from_block(number)

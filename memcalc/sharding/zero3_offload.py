@@ -35,6 +35,7 @@ class ZeRO3Offload(ZeRO3):
         views_experts: bool = True,
         frees_leftovers: bool = True,
         keeps_recomputed: bool = True,
+        scores_itself: bool = False,
     ) -> None:
         super().__init__(
             requests,
@@ -44,6 +45,7 @@ class ZeRO3Offload(ZeRO3):
             views_experts=views_experts,
             frees_leftovers=frees_leftovers,
             keeps_recomputed=keeps_recomputed,
+            scores_itself=scores_itself,
         )
         self.is_last = False  # whether the step follows the micro-batch
         self.gradient_norms: dict[int, int] = {}  # parameter -> the storage of its gradient's norm

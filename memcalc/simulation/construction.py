@@ -96,7 +96,8 @@ def built_before_training(spec: Spec, stage: Stage, options: StateOptions) -> It
     yield from _adapters(spec, [held for held in ordered if held.adapts], copies, options)
     if upcasts:  # axolotl 0.19 loaders/model.py, _apply_post_lora_load_setup
         yield InitialTensors(mask_of("model"), (), empties_cache=True)
-    if not options.partitions_gradients:  # DeepSpeed's engine allocates its flat buffers itself
+    # DeepSpeed's engine makes its copies itself.
+    if not (options.partitions_gradients or options.is_deepspeed_without_zero):
         yield from _kept_copies(ordered, copies, options)
     yield from (_alone(item) for item in standing if item.component is Component.INPUTS)
 

@@ -46,17 +46,25 @@ class OptimizerStep:
         self.prefixes = prefixes
         self.joint = self._joint(ordered)
         self.updates = [[*self._updates(parameters, choice)] for parameters, choice in groups if not self.joint]
+        self.has_states = False  # whether the engine's own update has created the states
 
     def build(self) -> None:
-        """Allocate the states that the optimizer's constructor creates."""
+        """Allocate the states that the constructors of optimizer and engine create."""
         for update, held in self.joint:
             if not update.lazy:
                 update.make_states([held])
         for each in chain.from_iterable(self.updates):
             each.build()
+        zeros = self.engine.zero_gradients()
+        if zeros:
+            for each in chain.from_iterable(self.updates):
+                each.run(first=True)
+            self.requests.drop(zeros)
+            self.has_states = True
 
     def run(self, *, first: bool) -> None:
         """Record one step."""
+        first = first and not self.has_states
         for parameters, choice in self.groups:
             self._clip(parameters, choice)
         if self.joint:
@@ -72,8 +80,8 @@ class OptimizerStep:
     def _joint(self, ordered: Sequence[LocalParameter]) -> list[tuple[OptimizerUpdate, LocalParameter]]:
         """Return the parameters of several dtypes that one optimizer of PyTorch updates, in order, with their updates.
 
-        Megatron-Core has groups of parameters by dtype, and Muon is two optimizers. Two foreach steps treat each dtype
-        by itself from the start.
+        Megatron-Core has groups of parameters by dtype, DeepSpeed updates one parameter group after another, and Muon
+        is two optimizers. Two foreach steps treat each dtype by itself from the start.
         """
         options = {held: each for parameters, each in self.groups for held in parameters}
         trained = [held for held in ordered if held in options]
@@ -83,7 +91,7 @@ class OptimizerStep:
         for held in dict.fromkeys(trained):
             rules.setdefault(options[held].update, []).append(held)
         rule, choice = next(iter(rules)), options[trained[0]]
-        if choice.engine == "megatron" or rule.optimizer == "muon":
+        if choice.engine in ("megatron", "deepspeed") or rule.optimizer == "muon":
             return []
         if rule.implementation == "foreach" and rule.optimizer in SEPARATE:
             return []

@@ -196,6 +196,8 @@ class StepRecorder:
     def _forward_alone(self, spec: Spec, model: str = POLICY) -> None:
         """Record a forward pass and its loss outside autograd."""
         walk, _ = self._walk(spec, exist=False, gradients=False, model=model)
+        if model == REFERENCE:
+            walk.engine.omit_backward()
         walk.engine.resume()
         walk.engine.begin(have_gradients=False, last=True)
         walk.forward(self._received(walk))

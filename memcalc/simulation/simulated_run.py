@@ -410,7 +410,8 @@ def _reasons_of_ranks(spec: Spec, options: StateOptions) -> dict[str, bool]:
         return {}  # see `megatron_lacks`
     alone = options.data_parallel == 1
     if parallelism.ranks == 1:
-        return {"a sharding engine on one rank": parallelism.zero_stage > 0}
+        reasons = lacks(spec, plan_of(spec)) if options.is_deepspeed_without_zero else ()
+        return {"a sharding engine on one rank": parallelism.zero_stage > 0, **dict.fromkeys(reasons, True)}
     fsdp = parallelism.engine in ("fsdp1", "fsdp2") and parallelism.zero_stage > 0
     its_name = parallelism.engine.upper()
     deepspeed = parallelism.engine == "deepspeed"

@@ -25,6 +25,10 @@ class ZeroSpec(ConfigBlock):
         False, description="stage 3: whether the optimizer updates a copy of weights that are fp32 (DeepSpeed 0.19)"
     )
 
+    own_adam: bool = Field(
+        False, description="stage 0: whether 16-bit weights are updated by DeepSpeed's own Adam, which flattens them"
+    )
+
     def overlaps(self, stage: int) -> bool:
         """Return whether reductions overlap with backward at a stage (runtime/zero/config.py, overlap_comm_valid)."""
         return stage == 3 if self.overlap_comm is None else self.overlap_comm

@@ -46,7 +46,7 @@ def communication_buffers(spec: Spec, stage: Stage) -> list[RowDraft]:
 
 @lru_cache(maxsize=1024)
 def _buffers(parameters: LocalParameters, options: StateOptions) -> tuple[RowDraft, ...]:
-    if options.engine == "fsdp2":
+    if options.engine == "fsdp2" or options.is_deepspeed_without_zero:
         return ()
     if options.engine == "deepspeed" and options.zero_stage == 3:
         return tuple(_stage_3(parameters, options))

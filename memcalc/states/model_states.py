@@ -16,7 +16,7 @@ from memcalc.layout.spec_cache import cached_by_spec
 from memcalc.layout.stages import Stage
 from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Rows
-from memcalc.ledger.row_drafts import RowDraft, phases_of, run_phases
+from memcalc.ledger.row_drafts import RowDraft, from_phase, phases_of, run_phases
 from memcalc.ledger.row_writer import write_rows
 from memcalc.spec.spec import Spec
 from memcalc.states.flat_states import flat_states
@@ -97,6 +97,9 @@ def _state_items(parameters: LocalParameters, options: StateOptions) -> tuple[tu
         states = []
         if stays:
             states = [state for state in optimizer_states(updated, theirs.update, theirs.spread(1)) if not state.paged]
+            if own.updates_when_made:
+                early = from_phase("optimizer")
+                states = [state._replace(item=state.item._replace(mask=early)) for state in states]
             items += optimizer_step_rows(updated, theirs, states)
         remainders = [state_remainders(stored, own, copies, states if updated is stored else ())]
         if updated is not stored:

@@ -38,8 +38,10 @@ def optimizer_step_rows(
         late = part_of(state.parameter, update) not in highest.parts_with_states
         yield item._replace(mask=item.mask & ~BIT["optimizer_step_1"]) if late else item
     yield from highest.items
+    temporaries = sum(item.count * item.block for item in highest.items) // STEPS
+    if options.flattens_fp32_gradients:
+        yield from _flattened(parameters, temporaries)
     if options.partitions_gradients and not options.offloads:
-        temporaries = sum(item.count * item.block for item in highest.items) // STEPS
         yield from _before_update(parameters, options, temporaries)
 
 
@@ -51,6 +53,22 @@ def _states_of_each(states: Sequence[OptimizerState]) -> Iterator[RowDraft]:
             state.parameter.module == "optimizer"
         )  # optimizers/states.py, shared_states: one map for each kind of scale
         yield state.item._replace(count=scales) if shared else state.item
+
+
+def _flattened(parameters: LocalParameters, temporaries: int) -> Iterator[RowDraft]:
+    """Yield the gradients in fp32 that are flattened into those of the update, beyond its temporaries, if positive."""
+    count = sum(parameter.count for parameter in parameters)
+    size = DTYPE_BYTES["fp32"] * sum(parameter.count * parameter.elements for parameter in parameters)
+    beyond = size - temporaries if count > 1 else 0  # flattening does not copy a single tensor
+    if beyond > 0:
+        citation = "DeepSpeed 0.19 runtime/fp16/fused_optimizer.py: step"
+        yield _beyond_update("gradients in fp32, before they are flattened", beyond, "4·P", citation)
+
+
+def _beyond_update(name: str, size: int, formula: str, citation: str) -> RowDraft:
+    mask, kind = mask_of("optimizer_step_1", "optimizer_step_2"), Component.TEMPORARIES
+    name = f"{name}, beyond the update"
+    return RowDraft(kind, "norm", name, (size,), "uint8", 1, size, rounded(size), mask, formula, citation)
 
 
 def _before_update(parameters: LocalParameters, options: StateOptions, temporaries: int) -> Iterator[RowDraft]:
@@ -73,10 +91,7 @@ def _before_update(parameters: LocalParameters, options: StateOptions, temporari
     beyond -= temporaries
     if beyond > 0:
         file = "stage3.py" if options.zero_stage == 3 else "stage_1_and_2.py"
-        citation = f"DeepSpeed 0.19 runtime/zero/{file}: step"
-        mask, block = mask_of("optimizer_step_1", "optimizer_step_2"), rounded(beyond)
-        name, kind = f"{name}, beyond the update", Component.TEMPORARIES
-        yield RowDraft(kind, "norm", name, (beyond,), "uint8", 1, beyond, block, mask, formula, citation)
+        yield _beyond_update(name, beyond, formula, f"DeepSpeed 0.19 runtime/zero/{file}: step")
 
 
 def _norm_bytes(parameters: LocalParameters, options: StateOptions, share: int) -> int:

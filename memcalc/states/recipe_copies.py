@@ -119,13 +119,13 @@ def _gradient_mask(options: StateOptions) -> int:
     if options.partitions_gradients and options.zero_stage == 3:
         return from_phase("optimizer")  # stage3.py: one flat buffer of the rank's shard, allocated once
     mask = 0 if options.frees_gradients_before_update else mask_of("optimizer_step_1", "optimizer_step_2")
-    if not options.partitions_gradients:  # DeepSpeed frees them at the end of its step
+    if not options.frees_gradients_in_step:
         mask |= mask_of("zero_grad_2")
     if options.accumulates:
         mask |= mask_of("forward_1", "loss_1", "backward_1", "forward_2", "loss_2", "backward_2")
-    if options.zeroes_gradients and not options.partitions_gradients:
+    if options.zeroes_gradients and not options.frees_gradients_in_step:
         mask |= mask_of("forward_2", "loss_2", "backward_2")
-    if options.zeroes_gradients_before_backward and not options.partitions_gradients:
+    if options.zeroes_gradients_before_backward and not options.frees_gradients_in_step:
         mask |= mask_of("forward_2", "loss_2")
     return mask
 

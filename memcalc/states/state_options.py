@@ -83,6 +83,29 @@ class StateOptions(NamedTuple):
         return self.engine == "deepspeed" and self.zero_stage >= 1 and self.data_parallel > 1
 
     @property
+    def is_deepspeed_without_zero(self) -> bool:
+        """Whether DeepSpeed's engine trains a whole model on each rank, and reduces the gradients themselves."""
+        return self.engine == "deepspeed" and self.zero_stage == 0
+
+    @property
+    def updates_when_made(self) -> bool:
+        """Whether DeepSpeed's optimizer creates its states when it is made, by an update with gradients of zeros.
+
+        That of 16-bit weights without ZeRO (runtime/fp16/unfused_optimizer.py, initialize_optimizer_states).
+        """
+        return self.is_deepspeed_without_zero and RECIPES[self.recipe].master is not None
+
+    @property
+    def flattens_fp32_gradients(self) -> bool:
+        """Whether the step casts each gradient to fp32, then flattens them (runtime/fp16/fused_optimizer.py, step)."""
+        return self.updates_when_made and self.zero.own_adam
+
+    @property
+    def frees_gradients_in_step(self) -> bool:
+        """Whether no gradient stays until the next zero_grad: DeepSpeed frees them at the end of its step."""
+        return self.partitions_gradients or self.is_deepspeed_without_zero
+
+    @property
     def reduces_after_backward(self) -> bool:
         """Whether gradients stay unsharded until backward ends: DeepSpeed's stage 1, without overlap."""
         return self.partitions_gradients and self.zero_stage == 1

@@ -23,6 +23,8 @@ SPLIT = {"tensor_parallel": 2, "sequence_parallel": True}
         # other programs: shards and replicas
         ("accelerate", {"data_parallel": 8}, 1),
         ("accelerate", {"data_parallel": 8, "data_parallel_replicate": 2}, 2),
+        # dry runs of DeepSpeed at each stage, recordings/programs: development, deepspeed 3, 1, 2 and 5
+        *(("deepspeed", {"data_parallel": 8, "engine": "deepspeed", "zero_stage": stage}, 2) for stage in range(4)),
     ],
 )
 def test_groups_of_a_mesh(framework: str, parallelism: dict[str, Any], groups: int) -> None:

@@ -353,6 +353,39 @@ def test_a_gradient_in_parts_is_reduced_with_its_last_part(stage: int) -> None:
     assert found[: found.index((0, 2 * BUCKET))].count((0, END)) == 4
 
 
+# -- DPO at stage 3 ----------------------------------------------------------------------------------------------------
+
+TABLE = 2 * VOCAB * WIDTH  # bytes of the embedding, and of the LM head
+STAY = 2 * (2 * LAYERS + 1) * WIDTH  # bytes of norms, which stay gathered
+
+
+def gathered(phase: str, *words: str) -> int:
+    rows = memcalc.estimate(small("zero_stage=3", "pairs=true", *words)).ledger.rows
+    return sum(row.bytes for row in rows if row.tensor == "parameters, gathered" and phase in row.phases)
+
+
+def test_a_reference_model_has_small_parameters_gathered_in_backward() -> None:
+    """All of the policy is gathered, as its backward uses it again; no backward of the reference follows."""
+    assert gathered("backward_2", "reference_model=true") == 2 * ELEMENTS + STAY
+
+
+def test_a_reference_model_that_reads_its_head_keeps_it() -> None:
+    words = ("reference_model=true", "implementation=huggingface", "framework=dpo", "loss=chunked")
+
+    assert gathered("backward_2", *words) == 2 * ELEMENTS + TABLE + STAY
+
+
+@pytest.mark.parametrize("phase", ["forward_2", "backward_2"])
+def test_a_policy_that_scores_itself_gathers_one_module_at_a_time(phase: str) -> None:
+    """Its second forward ends the recorded order of modules, without which none are prefetched, and none stay."""
+    assert gathered(phase, "lora.rank=8") == TABLE
+
+
+def test_with_recomputation_all_that_it_gathered_stays_until_backward() -> None:
+    """Recorded: recordings/programs/held-out, trl-dpo-zero 2."""
+    assert gathered("backward_2", "lora.rank=8", "recompute=full") > TABLE + 2 * LAYERS * LAYER
+
+
 # -- recorded ranks ----------------------------------------------------------------------------------------------------
 
 
@@ -448,7 +481,7 @@ def test_recorded_ranks() -> None:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("zero_stage=0",), "DeepSpeed without ZeRO"),
+        (("zero_stage=0", "recipe=pure"), "DeepSpeed and recipe pure in bf16"),
         (("zero_stage=2", "recipe=pure"), "DeepSpeed and recipe pure in bf16"),
         (("zero_stage=3", "recipe=fp32", "dtype=fp32"), "DeepSpeed and recipe fp32 in fp32"),
         (("zero_stage=2", "optimizer=adafactor"), "DeepSpeed and optimizer adafactor"),

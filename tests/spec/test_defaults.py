@@ -126,6 +126,7 @@ def test_a_silent_file_has_these_values() -> None:
             "overlap_comm": None,
             "separate_no_decay": False,
             "copies_fp32_weights": False,
+            "own_adam": False,
         },
         "offload": "none",
         "offload_pin_memory": False,

@@ -82,19 +82,18 @@ RESERVED = {
     "trainer-5-offload": 0.2,
     "trl-sft-zero": 0.1,
     "deepspeed": 0.1,
+    "deepspeed-stage0": 0.4,
+    "trainer-5-stage0": 0.1,
     "accelerate-deepspeed": 0.7,
 }
-# Texts of unlike lengths; releases of DeepSpeed before 0.19, or its loop at stage 0, which are not replayed; causes.md has
-# those of the others.
+# Texts of unlike lengths; releases of DeepSpeed before 0.19, which are not replayed; causes.md has those of the others.
 UNLIKE = {
     ("accelerate-ddp", "development", 3),
     ("accelerate-ddp", "development", 4),
     ("accelerate-ddp", "held-out", 4),
     ("accelerate-ddp", "held-out", 6),
     ("deepspeed", "development", 1),
-    ("deepspeed", "development", 3),
     ("deepspeed", "development", 5),
-    ("deepspeed", "held-out", 0),
     ("accelerate-deepspeed", "development", 0),
     ("accelerate-deepspeed", "development", 1),
     ("accelerate-deepspeed", "development", 7),
@@ -102,6 +101,7 @@ UNLIKE = {
     ("trainer-5-zero", "development", 4),
     ("trainer-5-offload", "development", 1),
     ("trainer-5-offload", "development", 4),
+    ("trainer-5-stage0", "held-out", 2),
     ("trl-sft-zero", "development", 5),
     ("trl-sft-zero", "held-out", 7),
 }
@@ -145,7 +145,10 @@ BARS = {
     "trainer-5-zero": (0.2, 0.1),
     "trainer-5-offload": (0.2, 0.1),
     "trl-sft-zero": (0.2, 0.1),
-    "deepspeed": (0.4, 0.1),
+    "deepspeed": (0.4, 0.2),
+    "deepspeed-stage0": (0.1, 0.1),
+    "trainer-5-stage0": (0.1, 0.1),
+    "trl-dpo-zero": (1.8, 0.5),
     "accelerate-deepspeed": (0.4, 0.1),
     "trl-reward": (2.4, 0.2),
     "trl-dpo": (0.5, 0.4),
@@ -155,12 +158,11 @@ BARS = {
     "trl-qlora-fsdp1": (8.8, 0.6),  # LayerNorm above a 4-bit base (causes.md); the others are within 0.05
 }
 # axolotl's fused kernels of adapters, which a note reports as overcounted; two loops over two GPUs, one run with weights
-# in host memory, two at stage 0 and one with PyTorch's math kernel (causes.md); four that depend on their data: two are
-# padded, and two have sequences shorter than the file's longest.
+# in host memory, one that scores itself at stage 3 with recomputation, and one with PyTorch's math kernel (causes.md); four
+# that depend on their data: two are padded, and two have sequences shorter than the file's longest.
 BEYOND = {
     ("axolotl", "held-out", 3),
-    ("deepspeed", "development", 3),
-    ("deepspeed", "held-out", 0),
+    ("trl-dpo-zero", "held-out", 2),
     ("accelerate-deepspeed", "development", 7),
     ("accelerate-deepspeed", "held-out", 6),
     ("trainer-5-offload", "development", 1),
