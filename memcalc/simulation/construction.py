@@ -33,6 +33,7 @@ from memcalc.states.unsharded_weights import shards_loaded_model
 from memcalc.states.upcast_weights import is_upcast
 
 LOADED = "loaded"  # the group of weights in the dtype they are loaded in
+SORTS = "5.0"  # of transformers: the first release that loads weights in the order of their names
 WARMS_UP = "4.50"  # of transformers: the first release with caching_allocator_warmup
 BROADCAST_BYTES = 250 * 2**20  # torch distributed/fsdp/_init_utils.py, PARAM_BROADCAST_BUCKET_SIZE
 MAPS = "0.26"  # of TRL: the first release that loads with device_map="auto"
@@ -83,7 +84,7 @@ def built_before_training(spec: Spec, stage: Stage, options: StateOptions) -> It
         yield from _kept_copies(ordered, copies, options)
         yield from (_alone(item) for item in standing)
         return
-    base = tuple(held for held in ordered if not held.adapts)
+    base = tuple(held for held in _as_loaded(spec, ordered, stage.numbers) if not held.adapts)
     sized = _sized(base, copies, options, Role.WEIGHTS)
     weights = _joined(buffers.among(base, sized if spec.training.qlora is None else in_4_bits(spec, base, sized)))
     upcasts = spec.training.lora is not None and bool(spec.training.lora.fp32_on_load)
@@ -100,6 +101,19 @@ def built_before_training(spec: Spec, stage: Stage, options: StateOptions) -> It
     if not (options.partitions_gradients or options.is_deepspeed_without_zero):
         yield from _kept_copies(ordered, copies, options)
     yield from (_alone(item) for item in standing if item.component is Component.INPUTS)
+
+
+def _as_loaded(spec: Spec, ordered: tuple[LocalParameter, ...], layers: Sequence[int]) -> Iterable[LocalParameter]:
+    """Return parameters in the order in which they get memory.
+
+    transformers 5 loads a 4-bit base in the order of names (5.23 core_model_loading.py, dot_natural_key). Other models
+    move to the GPU in the order of their modules.
+    """
+    training = spec.training
+    loads = training.finetune == "qlora" and training.framework in OF_TRANSFORMERS
+    if not loads or is_before(training.versions, "transformers", SORTS):
+        return ordered
+    return (parameter for _, parameter in _in_checkpoint(by_unit(ordered, layers)))
 
 
 def _casts_weights(spec: Spec) -> bool:
@@ -214,12 +228,7 @@ def _loaded(
     modules. TRL casts adapters in fp32 to bf16, one at a time (1.16 trainer/sft_trainer.py).
     """
     alone, until = options._replace(data_parallel=1, expert_shards=1), mask_of("model")
-    root = by_place[ROOT]
-    at_end = [each for each in root if each.where != "embedding" and not is_output(each)]
-    before = sorted((each for each in root if each not in at_end), key=is_output, reverse=True)  # lm_head, model.
-    layers = ((place, sorted(by_place[place], key=_name_in_checkpoint)) for place in sorted(by_place) if place != ROOT)
-    parts = ((ROOT, before), *layers, (ROOT, at_end))
-    found = [(unit_of_parameter(place, each, options), each) for place, members in parts for each in members]
+    found = [(unit_of_parameter(place, each, options), each) for place, each in _in_checkpoint(by_place)]
     base = [(unit, each) for unit, each in found if not each.adapts]
     ordered = [each for _, each in base]
     modules = loaded_in_4_bits(spec, ordered, _sized(ordered, copies, alone, Role.WEIGHTS), until)
@@ -238,6 +247,17 @@ def _loaded(
         for unit, wide in zip(units, made.tensors, strict=True):
             narrow = wide._replace(size=wide.size * DTYPE_BYTES[options.loaded] // FP32)
             yield InitialTensors(until, (narrow,), groups=(unit,), frees=(WIDE, unit))
+
+
+def _in_checkpoint(by_place: Mapping[int, Sequence[LocalParameter]]) -> Iterator[tuple[int, LocalParameter]]:
+    """Yield the parameters of all units in the order of their names in a checkpoint, each with its unit."""
+    root = by_place[ROOT]
+    at_end = [each for each in root if each.where != "embedding" and not is_output(each)]
+    before = sorted((each for each in root if each not in at_end), key=is_output, reverse=True)  # lm_head, model.
+    yield from ((ROOT, each) for each in before)
+    for place in sorted(place for place in by_place if place != ROOT):
+        yield from ((place, each) for each in sorted(by_place[place], key=_name_in_checkpoint))
+    yield from ((ROOT, each) for each in at_end)
 
 
 def _name_in_checkpoint(parameter: LocalParameter) -> str:

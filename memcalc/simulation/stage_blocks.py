@@ -95,8 +95,7 @@ class StageBlocks:
         self.sizer = sizer
         self.gradients = gradients
         self.plan = plan
-        structure = block_structure(spec)
-        self.structure = self._without_gradients(structure) if without_gradients else structure
+        self.structure = self._structure(without_gradients=without_gradients)
         self.blocks = [] if blocks is None else blocks
         self.head = NO_HEAD
         self._of_layers: dict[BlockVariant, int] = {}
@@ -109,14 +108,15 @@ class StageBlocks:
         if stage.has_head:
             self.head = self._add("head", self.structure)
 
-    def _without_gradients(self, structure: BlockStructure) -> BlockStructure:
-        """Return the structure of a pass outside autograd.
+    def _structure(self, *, without_gradients: bool) -> BlockStructure:
+        """Return the structure of the blocks.
 
         A model of transformers that computes its loss has a variable for the LM head's input (hidden_states, 5.23
-        models/llama/modeling_llama.py). In training autograd saves it.
+        models/llama/modeling_llama.py). Autograd saves it if the head trains.
         """
         in_model = state_options(self.spec).loss_in_model and not self.spec.training.pairs
-        return structure._replace(evaluates=True, checkpoints_layers=False, names_head_input=in_model)
+        structure = block_structure(self.spec)._replace(names_head_input=in_model)
+        return structure._replace(evaluates=True, checkpoints_layers=False) if without_gradients else structure
 
     def _add(
         self, part: Part, structure: BlockStructure, layer: int = -1, *, again: bool = False, inside: bool = False

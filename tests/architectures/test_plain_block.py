@@ -177,7 +177,8 @@ def test_sequence_parallel_gpt3_holds_a_t_th_of_everything(t: int, selective: bo
 def test_sequence_parallelism_gathers_the_sequence_in_buffers_that_are_not_kept() -> None:
     """The whole input of the MLP, 2 b s d, exists in backward beside the kept share of 2 b s/t d."""
     split = ledger("tensor_parallel=2", "sequence_parallel=true", "engine=deepspeed")
-    gathered = [row for row in split.rows if row.component is Component.COMMUNICATION_BUFFERS]
+    buffers = (row for row in split.rows if row.component is Component.COMMUNICATION_BUFFERS)
+    gathered = [row for row in buffers if row.module != "engine"]  # which reduces gradients
 
     assert gathered
     assert {row.bytes for row in gathered} == {2 * BSD}

@@ -9,7 +9,7 @@ from memcalc.allocator.pytorch.lean import LeanAllocator
 from memcalc.errors import OutOfMemory
 from memcalc.estimation.estimate import estimate
 from memcalc.recomputation.config_chain import with_recompute
-from memcalc.simulation.simulated_run import SimulatedRun, simulate, unsupported_reason
+from memcalc.simulation.simulated_run import SimulatedRun, run_requests, simulate, unsupported_reason
 from memcalc.stream.requests import AllocatorOverhead, Requests, replay, reserved_upper_bound
 from memcalc.verdict.judge import size
 
@@ -327,11 +327,41 @@ def test_kv_cache_of_training_under_transformers_4(version: str, recompute: str,
 
 
 def test_lightning_caches_no_casts_of_weights() -> None:
-    """In a recomputed layer each cast is freed after its matmul, so no layer's casts are live with the logits."""
+    """In a recomputed layer each cast is freed after its matmul, so no layer's casts are live with the logits.
+
+    Lightning's model computes its loss, so a variable references the LM head's input in fp32, (1, 512, 2048).
+    """
     words = (*AMP, "recompute=full", "logits_until=loss")
     cached, freed = (
         simulate(memcalc.load("llama-3.2-1b", *words, *more)).asked["loss_1"] for more in ((), ("framework=lightning",))
     )
 
     layers, elements = 16, 2 * 2048 * 2048 + 2 * 512 * 2048 + 3 * 8192 * 2048
-    assert cached - freed == 2 * layers * elements
+    assert cached - freed == 2 * layers * elements - 4 * 512 * 2048
+
+
+def test_a_padding_mask_has_the_size_of_the_batch_only_once() -> None:
+    """Bytes: a causal mask (s, s), then b masks of tokens (b, s) that it is combined with (masking_utils.py)."""
+    b, s = 4, 1024
+    spec = memcalc.load(
+        "llama-3.2-1b", "implementation=huggingface", "framework=trainer", "padding_mask=boolean", f"b={b}", f"s={s}"
+    )
+    stretches = [stretch.script for stretch in run_requests(spec).stretches if stretch.phase == "forward_1"]
+    script = next(script for script in stretches if b * s * s in script)
+    before = script[: script.index(b * s * s) + 1]
+
+    assert [size for size in before if size in (s * s, b * s, b * s * s)] == [s * s, s * s, b * s, b * s * s]
+
+
+def test_a_4_bit_base_is_loaded_in_the_order_of_names() -> None:
+    """transformers 5: mlp.down_proj before mlp.gate_proj, up_proj and self_attn.k_proj; 4.57: in that of modules."""
+    words = ("framework=trainer", "implementation=huggingface", "finetune=qlora", "lora.rank=8", "dtype=bf16")
+    found = {}
+    for release in ("5.23.0", "4.57.6"):
+        spec = memcalc.load("qwen2.5-7b", *words, f"versions.transformers={release}")
+        script = next(stretch.script for stretch in run_requests(spec).stretches if stretch.phase == "model")
+        matrices = {2 * 3584 * 18944: "mlp", 2 * 3584 * 3584: "q or o", 2 * 3584 * 512: "k or v"}
+        found[release] = [matrices[size] for size in script if size in matrices][:7]
+
+    assert found["5.23.0"] == ["mlp", "mlp", "mlp", "k or v", "q or o", "q or o", "k or v"]
+    assert found["4.57.6"] == ["q or o", "k or v", "k or v", "q or o", "mlp", "mlp", "mlp"]

@@ -158,7 +158,7 @@ class Family:
                 mask = self.eager_mask(SharedTable("causal mask", windows=True), "mask of windows", windowed=True)
                 self.name_mask(mask.storage, "windows")
         if c.padding_mask == "boolean":
-            mask = self.window_truth("padding mask", self.mask_of_sequences, SharedTable("padding mask"))
+            mask = self.padding_truth("padding mask")
             self.name_mask(mask.storage, "all")
         elif c.padding_mask == "additive":
             truth = self.causal_truth("padding mask, truth")
@@ -207,6 +207,19 @@ class Family:
     def causal_truth(self, name: str) -> Tensor:
         """Return a mask that is true where a key is not after the query (masking_utils.py, causal_mask_function)."""
         return self.ops.table(name, ("s", self.c.keys), "bool", of=self._counted(name))
+
+    def padding_truth(self, name: str) -> Tensor:
+        """Return each sequence's mask, true where a key is not after the query and no padding (masking_utils.py)."""
+        ops, square = self.ops, ("s", self.c.keys)
+        counted = self._counted(name)
+        causal = ops.table(f"{name}: not behind", square, "bool", of=counted)
+        allowed = ops.table(f"{name}: not behind, and allowed", square, "bool", of=(causal,))
+        tokens = ops.table(f"{name}: of tokens", ("b", self.c.keys), "bool", of=counted[1:])
+        both = self.shared_table(
+            name, self.mask_of_sequences, "bool", allowed, tokens, table=SharedTable("padding mask")
+        )
+        self.tape.still_referenced(*counted)
+        return both
 
     def window_truth(self, name: str, shape: Shape | None = None, table: SharedTable | None = None) -> Tensor:
         """Return a mask, true where a key is in the query's window and not after it (masking_utils.py, and_masks)."""
