@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -209,16 +210,18 @@ def program_runs() -> Iterator[Recorded]:
 
 
 def _programs(families: Iterable[Family]) -> Iterator[Recorded]:
-    """Programs, each with the spec of its own file."""
+    """Programs, each with the spec of its own file; those with a rejected file stay out."""
     for family in families:
         for path in sorted(RECORDINGS.glob(f"programs/*/{family.name}.jsonl")):
-            for record in _lines(path):
-                if record["good"]:
-                    name = f"{family.name} {record['seed']} {record['number']}"
-                    rank = max(record["ranks"], key=lambda rank: int(rank["reserved_bytes"]))
+            for record in filter(itemgetter("good"), _lines(path)):
+                try:
                     spec = under(_spec_of(record), record["versions"]["torch"])
-                    allocated, reserved = rank["allocated_bytes"], rank["reserved_bytes"]
-                    yield Recorded(name, f"null:{record['card']}", spec, allocated, reserved)
+                except InputError:
+                    continue
+                name = f"{family.name} {record['seed']} {record['number']}"
+                rank = max(record["ranks"], key=lambda rank: int(rank["reserved_bytes"]))
+                allocated, reserved = rank["allocated_bytes"], rank["reserved_bytes"]
+                yield Recorded(name, f"null:{record['card']}", spec, allocated, reserved)
 
 
 def _spec_of(record: dict[str, Any]) -> Spec:
