@@ -106,13 +106,16 @@ def test_lengths_that_are_all_the_longest_change_nothing() -> None:
     ],
 )
 def test_what_programs_reserved_is_between_the_orders(family: str, seed: str, number: int, tmp_path: Path) -> None:
-    """Dry runs of programs with data of two lengths in turn; the errors are docs/reports/programs.md's."""
+    """Dry runs of programs with data of two lengths in turn; the errors are docs/reports/programs.md's.
+
+    Trainer's is the one at the end of its interval, which is rounded.
+    """
     spec, reserved = recorded_program(family, seed, number, tmp_path)
     need = need_of(spec, find_gpu(str(spec.hardware.gpu)))
 
     assert spec.training.variable_lengths
     assert 1.07 * need.reserved_bytes < reserved <= 1.01 * need.most_reserved_bytes
-    assert reserved + need.outside_bytes < need.high_bytes
+    assert reserved + need.outside_bytes < need.high_bytes + 2**20
 
 
 def test_a_run_fits_only_if_it_does_in_every_order(tmp_path: Path) -> None:
