@@ -462,20 +462,28 @@ def test_other_ranks_reserve_as_replayed(record: dict[str, Any]) -> None:
 
 @pytest.mark.long
 def test_recorded_ranks() -> None:
-    """Three of 175 are not byte-exact; Qwen3-4B with adapters at stage 3, recomputed, is estimated 0.2 % too high."""
+    """Six of 194 are not byte-exact; with weights in host memory up to 3.7 % too high.
+
+    The estimate holds a rank's shard of a prefetched parameter longest.
+    """
     errors: list[tuple[float, float]] = []
+    on_host: list[float] = []
     for record in recorded():
         spec = recorded_spec(record)
         if not unsupported_reason(spec):
             found = simulate(spec, rank=0)
-            allocated = max(whole for whole, _ in found.tops.values())
-            of_reserved = abs(max(record["reserved"].values()) / found.reserved_bytes - 1)
-            errors.append((of_reserved, abs(max(record["phases"].values()) / allocated - 1)))
+            allocated = max(record["phases"].values()) / max(whole for whole, _ in found.tops.values()) - 1
+            reserved = max(record["reserved"].values()) / found.reserved_bytes - 1
+            if spec.parallelism.offload == "all":
+                on_host += [allocated, reserved]
+            else:
+                errors.append((abs(reserved), abs(allocated)))
 
-    assert len(errors) >= 60
-    assert sum(reserved == 0 for reserved, _ in errors) >= 0.95 * len(errors)
-    assert max(errors)[0] < 0.0025
-    assert max(allocated for _, allocated in errors) < 0.002
+    assert len(errors) >= 170
+    assert sum(reserved == 0 for reserved, _ in errors) >= 0.98 * len(errors)
+    assert max(errors)[0] < 0.0004
+    assert max(allocated for _, allocated in errors) < 0.0003
+    assert -0.037 < min(on_host) <= max(on_host) < 0.0001
 
 
 @pytest.mark.parametrize(
