@@ -36,16 +36,15 @@ def rollout_items(spec: Spec, stage: Stage, gpu: GpuSpec | None) -> Iterator[Row
     run, mask = generating(spec), mask_of(GENERATION)
     yield from peak_rows(max(forward_peaks(run, stage, gpu).values(), key=attrgetter("bytes")), mask)
     scores = (run.training.micro_batch_size, spec.model.vocab_size)
-    yield _temporary("head", "probabilities of the next token", scores, "fp32", 1, "4·b·V", SAMPLE)
-    yield _temporary("head", "random numbers that it is drawn by", scores, "fp32", 1, "4·b·V", DRAW)
+    yield _of_scores("probabilities of the next token", scores, SAMPLE)
+    yield _of_scores("random numbers that it is drawn by", scores, DRAW)
 
 
-def _temporary(
-    module: str, tensor: str, shape: tuple[int, ...], dtype: str, count: int, formula: str, citation: str
-) -> RowDraft:
-    each = DTYPE_BYTES[dtype] * math.prod(shape)
-    given = (each, rounded(each), mask_of(GENERATION), formula, citation)
-    return RowDraft(Component.TEMPORARIES, module, tensor, shape, dtype, count, *given)
+def _of_scores(tensor: str, shape: tuple[int, int], citation: str) -> RowDraft:
+    """Return a temporary in fp32 as large as the scores of the next tokens, (b, V)."""
+    each = DTYPE_BYTES["fp32"] * math.prod(shape)
+    given = (each, rounded(each), mask_of(GENERATION), "4·b·V", citation)
+    return RowDraft(Component.TEMPORARIES, "head", tensor, shape, "fp32", 1, *given)
 
 
 def generating(spec: Spec) -> Spec:
