@@ -14,8 +14,7 @@ from memcalc.layout.peft_parameters import all_parameters, trainable_parameters
 from memcalc.layout.stages import Stage, stages_of
 from memcalc.ledger.ledger import Ledger
 from memcalc.ledger.result import DeviceMemory, OutsideMemory, RankResult, Result, known
-from memcalc.ledger.row_drafts import BIT, PHASES, run_phases
-from memcalc.ledger.row_writer import write_rows
+from memcalc.ledger.row_drafts import PHASES, run_phases
 from memcalc.ledger.textbook import textbook
 from memcalc.spec.hardware.gpus import GpuSpec, find_gpu
 from memcalc.spec.hardware.kernels import missing_units
@@ -82,10 +81,9 @@ def refuse_settings(spec: Spec) -> None:
 
 def rank_result(spec: Spec, stage: Stage, gpu: GpuSpec | None, played: AllocatorOverhead | None = None) -> RankResult:
     """Return the ledger of the ranks of one stage and the memory outside it; `played` as in `estimate`."""
-    remainders = {} if played is None else {BIT[phase]: amount for phase, amount in played.remainders.items()}
-    phases = run_phases(spec)
-    moving = write_rows(transient_rows(spec, stage, gpu), "everything else", remainders, phases)
-    ledger = Ledger((state_rows(spec, stage, tails=played is None), moving), tuple(filter(None, phases)))
+    others = transient_rows(spec, stage, gpu, {} if played is None else played.remainders)
+    phases = tuple(filter(None, run_phases(spec)))
+    ledger = Ledger((state_rows(spec, stage, tails=played is None), others), phases)
     held = host_rows(spec, stage)
     host = None if held is None else Ledger((held,), PHASES)
     return RankResult({"pipeline_stage": stage.index}, ledger, known(UNKNOWN), host)

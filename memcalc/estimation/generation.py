@@ -15,7 +15,7 @@ from memcalc.layout.parameters import buffer_elements
 from memcalc.layout.peft_parameters import all_parameters
 from memcalc.layout.stages import Stage, stages_of
 from memcalc.ledger.component import Component
-from memcalc.ledger.ledger import Ledger
+from memcalc.ledger.ledger import Ledger, Rows
 from memcalc.ledger.result import Generation, RankResult, Result, known
 from memcalc.ledger.row_drafts import RowDraft
 from memcalc.ledger.row_writer import write_rows
@@ -68,7 +68,7 @@ def rank_result(spec: Spec, stage: Stage, gpu: GpuSpec | None, played: Allocator
     remainders = {(1 << len(phases)) - 1: _tails(spec, stage)}
     if played is not None:
         remainders = {1 << bit: played.remainders[phase] for bit, phase in enumerate(phases)}
-    ledger = Ledger((write_rows(items, "all tensors", remainders, phases),), phases)
+    ledger = Ledger((Rows(write_rows(items, "all tensors", remainders, phases)),), phases)
     return RankResult({"pipeline_stage": stage.index}, ledger, known(UNKNOWN))
 
 

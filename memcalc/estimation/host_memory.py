@@ -52,7 +52,7 @@ def _host_rows(parameters: LocalParameters, options: StateOptions) -> Rows:
         pageable += zero_offload.buffers(parameters, options)
         blocks = zero_offload.in_one_tensor(pageable)
     items = [*pinned, *pageable, *_rounding(blocks)]
-    return write_rows([item._replace(block=item.each) for item in items], "the host")
+    return Rows(write_rows([item._replace(block=item.each) for item in items], "the host"))
 
 
 def activation_rows(spec: Spec, stage: Stage) -> Rows:
@@ -74,7 +74,7 @@ def activation_rows(spec: Spec, stage: Stage) -> Rows:
             shape = block.sized.shapes[index] or (each // DTYPE_BYTES[dtype],)
             items.append(RowDraft(kind, module, name, shape, dtype, count, each, each, phases, formula, citation))
     rounding = _rounding(items) if spec.training.offload_activations == "pinned" else ()
-    return write_rows([*items, *rounding], "the host")
+    return Rows(write_rows([*items, *rounding], "the host"))
 
 
 def _rounding(pinned: Iterable[RowDraft]) -> Iterator[RowDraft]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from memcalc.layout.spec_cache import cached_by_spec
 from memcalc.layout.stages import Stage
-from memcalc.ledger.row_drafts import EVALUATION, RowDraft, mask_of, phases_of, run_phases
+from memcalc.ledger.ledger import Rows
+from memcalc.ledger.row import Row
+from memcalc.ledger.row_drafts import BIT, EVALUATION, RowDraft, mask_of, phases_of, run_phases
+from memcalc.ledger.row_writer import write_rows
 from memcalc.programs.sized_program import ProgramSizer, run_sizer
 from memcalc.sharding.engines import ranks_that_may_hold_most
 from memcalc.simulation.passes import first_workspace, passes_of, pieces_of
@@ -15,7 +18,7 @@ from memcalc.simulation.recorded_step import PassPeak, RecordedPasses, recorded_
 from memcalc.spec.hardware.gpus import GpuSpec
 from memcalc.spec.spec import Spec
 from memcalc.states.communication_buffers import communication_buffers
-from memcalc.states.model_states import state_sums
+from memcalc.states.model_states import state_totals
 from memcalc.states.persistent import persistent_rows
 from memcalc.states.upcast_weights import upcast_weights
 
@@ -41,12 +44,22 @@ class SharedPeakPhases(NamedTuple):
         return max((each.peak(self.phase, first=self.first) for each in self.recorded), key=lambda each: each.bytes)
 
 
-def transient_rows(spec: Spec, stage: Stage, gpu: GpuSpec | None) -> list[RowDraft]:
-    """Return everything on a rank of a stage except model states."""
-    items = [*persistent_items(spec, stage, gpu), *rollouts(spec, stage, gpu)]
-    for mask, peak in _peaks(spec, stage, gpu):
-        items += peak.drafts(mask)
-    return items
+def transient_rows(spec: Spec, stage: Stage, gpu: GpuSpec | None, remainders: Mapping[str, int]) -> Rows:
+    """Return everything on a rank of a stage except model states; the rows are written when first read.
+
+    Args:
+        spec: the run.
+        stage: the pipeline stage of the rank.
+        gpu: the GPU, for kernel workspaces that depend on it.
+        remainders: unsplit remainders of blocks, in bytes by phase.
+    """
+    phases, held, passing = run_phases(spec), _held(spec, stage, gpu), _peaks(spec, stage, gpu)
+
+    def write() -> list[Row]:
+        items = [*held, *(draft for mask, peak in passing for draft in peak.drafts(mask))]
+        return write_rows(items, "everything else", {BIT[phase]: size for phase, size in remainders.items()}, phases)
+
+    return Rows(write, _totals(phases, held, passing, remainders))
 
 
 def peak_bytes(spec: Spec, stage: Stage, gpu: GpuSpec | None, *, tails: bool = True) -> int:
@@ -59,17 +72,30 @@ def peak_bytes(spec: Spec, stage: Stage, gpu: GpuSpec | None, *, tails: bool = T
         tails: whether to add the unsplit remainders of model states. Without them the sum is the requested bytes
             rounded up to blocks: no run allocates less.
     """
-    phases = run_phases(spec)
-    totals = dict.fromkeys(phases, 0)
-    for (phase, _), amount in state_sums(spec, stage, tails=tails).items():
-        totals[phase] += amount
-    for item in [*persistent_items(spec, stage, gpu), *rollouts(spec, stage, gpu)]:
+    states = state_totals(spec, stage, tails=tails)
+    return max(_totals(run_phases(spec), _held(spec, stage, gpu), _peaks(spec, stage, gpu), states).values())
+
+
+def _totals(
+    phases: tuple[str, ...],
+    held: Iterable[RowDraft],
+    passing: Iterable[tuple[int, PassPeak]],
+    others: Mapping[str, int],
+) -> dict[str, int]:
+    """Return bytes by phase: of held tensors, of peaks with their phases' mask, and `others` by phase."""
+    totals = {phase: others.get(phase, 0) for phase in phases}
+    for item in held:
         for phase in phases_of(item.mask, phases):
             totals[phase] += item.count * item.block
-    for mask, peak in _peaks(spec, stage, gpu):
+    for mask, peak in passing:
         for phase in phases_of(mask, phases):
             totals[phase] += peak.bytes
-    return max(totals.values())
+    return totals
+
+
+def _held(spec: Spec, stage: Stage, gpu: GpuSpec | None) -> list[RowDraft]:
+    """Return what a rank holds over whole phases, except model states."""
+    return [*persistent_items(spec, stage, gpu), *rollouts(spec, stage, gpu)]
 
 
 def _peaks(spec: Spec, stage: Stage, gpu: GpuSpec | None) -> list[tuple[int, PassPeak]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 
 from memcalc.ledger.component import Component
@@ -10,10 +10,33 @@ from memcalc.ledger.row import Row
 
 
 class Rows:
-    """A group of ledger rows with its sums. A group that many ranks share (model states) is summed once."""
+    """A group of ledger rows with its sums. A group that many ranks share (model states) is summed once.
 
-    def __init__(self, rows: Iterable[Row]) -> None:
-        self.rows = tuple(rows)
+    Args:
+        rows: the rows, or a function that returns them, which is called when a row or a component is first read.
+        totals: bytes by phase, if known before the rows.
+    """
+
+    def __init__(
+        self, rows: Iterable[Row] | Callable[[], Iterable[Row]], totals: Mapping[str, int] | None = None
+    ) -> None:
+        self._rows = rows
+        self._totals = totals
+
+    @cached_property
+    def rows(self) -> tuple[Row, ...]:
+        """The rows."""
+        return tuple(self._rows() if callable(self._rows) else self._rows)
+
+    @cached_property
+    def totals(self) -> Mapping[str, int]:
+        """Bytes by phase; a phase without rows may be omitted."""
+        if self._totals is not None:
+            return self._totals
+        found: dict[str, int] = {}
+        for (phase, _), amount in self.sums.items():
+            found[phase] = found.get(phase, 0) + amount
+        return found
 
     @cached_property
     def sums(self) -> dict[tuple[str, Component], int]:
@@ -60,7 +83,7 @@ class Ledger:
     @cached_property
     def totals(self) -> dict[str, int]:
         """Allocated bytes at the peak of each phase."""
-        return {phase: sum(column.values()) for phase, column in self.components_by_phase.items()}
+        return {phase: sum(group.totals.get(phase, 0) for group in self.groups) for phase in self.phases}
 
     @cached_property
     def peak_phase(self) -> str:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from memcalc.ledger.component import Component
-from memcalc.ledger.ledger import Rows
 from memcalc.ledger.row import Row
 from memcalc.ledger.row_drafts import PHASES, RowDraft, phases_of
 
@@ -18,7 +17,7 @@ def write_rows(
     what: str,
     tails: Mapping[int, int] = MappingProxyType({}),
     phases: tuple[str, ...] = PHASES,
-) -> Rows:
+) -> list[Row]:
     """Return one row for all identical tensors that are live together, then the rows of the allocator's rounding.
 
     Args:
@@ -45,7 +44,7 @@ def write_rows(
         mask = merged[alike][2] if alike in merged else 0
         merged[alike] = (item, count, mask | item.mask)
     rows = [item.row(count, mask, phases) for item, count, mask in merged.values()]
-    return Rows(rows + _rounding_rows(rounding, what, phases))
+    return rows + _rounding_rows(rounding, what, phases)
 
 
 def _rounding_rows(rounding: Mapping[int, int], what: str, phases: tuple[str, ...]) -> list[Row]:

@@ -16,6 +16,7 @@ from memcalc.layout.spec_cache import cached_by_spec
 from memcalc.layout.stages import Stage
 from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Rows
+from memcalc.ledger.row import Row
 from memcalc.ledger.row_drafts import RowDraft, from_phase, phases_of, run_phases
 from memcalc.ledger.row_writer import write_rows
 from memcalc.spec.spec import Spec
@@ -29,18 +30,23 @@ from memcalc.states.state_remainders import state_remainders
 
 
 def state_rows(spec: Spec, stage: Stage, *, tails: bool = True) -> Rows:
-    """Return the rows of all model states, parameter by parameter; `tails`: with unsplit remainders."""
+    """Return the rows of all model states, parameter by parameter; `tails`: with unsplit remainders of blocks."""
     return _state_rows(stage_parameters(spec, stage), _choice(spec), run_phases(spec), tails=tails)
 
 
 def state_sums(spec: Spec, stage: Stage, *, tails: bool = True) -> Mapping[tuple[str, Component], int]:
-    """Return the bytes of model states by phase and component; faster than building the rows."""
+    """Return the bytes of model states by phase and component, without their rows."""
     return _state_sums(stage_parameters(spec, stage), _choice(spec), run_phases(spec), tails=tails)
 
 
+def state_totals(spec: Spec, stage: Stage, *, tails: bool = True) -> Mapping[str, int]:
+    """Return the bytes of model states by phase; a phase without any is omitted."""
+    return _state_totals(stage_parameters(spec, stage), _choice(spec), run_phases(spec), tails=tails)
+
+
 def state_peak(spec: Spec, stage: Stage) -> int:
-    """Return the bytes of model states in the phase that has most."""
-    return _state_peak(stage_parameters(spec, stage), _choice(spec), run_phases(spec))
+    """Return the bytes of model states in the phase that has most; 0 if all of them are in host memory."""
+    return max(state_totals(spec, stage, tails=False).values(), default=0)
 
 
 @cached_by_spec
@@ -52,8 +58,11 @@ def _choice(spec: Spec) -> StateOptions:
 
 @lru_cache(maxsize=1024)
 def _state_rows(parameters: LocalParameters, options: StateOptions, phases: tuple[str, ...], *, tails: bool) -> Rows:
-    items, rests = _state_items(parameters, options)
-    return write_rows(items, "model states", rests if tails else {}, phases)
+    def write() -> list[Row]:
+        items, remainders = _state_items(parameters, options)
+        return write_rows(items, "model states", remainders if tails else {}, phases)
+
+    return Rows(write, _state_totals(parameters, options, phases, tails=tails))
 
 
 @lru_cache(maxsize=1024)
@@ -75,11 +84,13 @@ def _state_sums(
 
 
 @lru_cache(maxsize=1024)
-def _state_peak(parameters: LocalParameters, options: StateOptions, phases: tuple[str, ...]) -> int:
-    held: dict[str, int] = {}
-    for (phase, _), amount in _state_sums(parameters, options, phases, tails=False).items():
-        held[phase] = held.get(phase, 0) + amount
-    return max(held.values(), default=0)  # 0 where all of it is in host memory
+def _state_totals(
+    parameters: LocalParameters, options: StateOptions, phases: tuple[str, ...], *, tails: bool
+) -> Mapping[str, int]:
+    totals: dict[str, int] = {}
+    for (phase, _), amount in _state_sums(parameters, options, phases, tails=tails).items():
+        totals[phase] = totals.get(phase, 0) + amount
+    return MappingProxyType(totals)
 
 
 @lru_cache(maxsize=1024)

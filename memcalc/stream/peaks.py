@@ -66,33 +66,32 @@ class SizelessStream:
 
     Attributes:
         phases: the phase of each interval.
-        scripts: the requests of each interval: a storage's number, or ~number to free it.
-        kinds: the distinct kinds of storages.
-        kind_of: index into `kinds` of each storage.
+        scripts: the requests of each interval: the kind of an allocated storage, or ~kind of a freed one.
+        kinds: the distinct kinds of storages, which `scripts` numbers.
     """
 
     def __init__(self, requests: Requests) -> None:
         self._loops = requests.loops
         self.phases = [interval.phase for interval in requests.stretches]
         self.scripts: list[list[int]] = []
-        self.kind_of: list[int] = []
         kinds: list[StorageKind] = []
         known: dict[tuple[int, int, bool], int] = {}  # storages of one label object, size and life -> their kind
-        labels, once, kind_of, number = requests.labels, requests.once, self.kind_of, 0
+        labels, once = requests.labels, requests.once
+        kind_of: list[int] = []  # of each storage
         for interval in requests.stretches:
             script = []
             for change in interval.script:
                 if change < 0:
-                    script.append(change)
+                    script.append(~kind_of[~change])
                     continue
+                number = len(kind_of)
                 key = id(labels[number]), change, number in once
                 kind = known.get(key)
                 if kind is None:
                     kind = known[key] = len(kinds)
                     kinds.append(StorageKind(labels[number], change & SIZE, number in once))
                 kind_of.append(kind)
-                script.append(number)
-                number += 1
+                script.append(kind)
             self.scripts.append(script)
         self.kinds = tuple(kinds)
 
@@ -144,23 +143,19 @@ def peaks(
         sizes: block size of each kind of storage, in bytes.
         rounds: numbers of rounds, by name.
     """
-    size_of = [sizes[kind] for kind in stream.kind_of]
+    changes = [*sizes, *(-size for size in reversed(sizes))]  # changes[~kind] == -sizes[kind]
     found: list[IntervalPeak] = []
     current = 0
     for number, script in enumerate(stream.scripts):
         best = IntervalPeak(current, number, 0, last=False)
         for begin, end, times in stream.segments(number, rounds):
-            before, top, place = current, -1, begin
-            for position in range(begin, end):
-                storage = script[position]
-                if storage < 0:
-                    current -= size_of[~storage]
-                else:
-                    current += size_of[storage]
-                    if current > top:
-                        top, place = current, position + 1
+            before, top, place = current, current, begin
+            for position, kind in enumerate(script[begin:end], begin + 1):
+                current += changes[kind]
+                if current > top:
+                    top, place = current, position
             further = (current - before) * (times - 1)
-            if top >= 0 and top + max(further, 0) > best.bytes:
+            if top + max(further, 0) > best.bytes:
                 best = IntervalPeak(top + max(further, 0), number, place, last=further > 0)
             current += further
         found.append(best)
@@ -170,14 +165,13 @@ def peaks(
 def live_at(stream: SizelessStream, peak: IntervalPeak, rounds: Mapping[Hashable, int] = NO_ROUNDS) -> dict[int, int]:
     """Return how many storages of each kind are live at a peak; `rounds` as for `peaks`."""
     live = [0] * len(stream.kinds)
-    kind_of = stream.kind_of
 
     def add(script: Sequence[int], times: int) -> None:
-        for storage in script:
-            if storage < 0:
-                live[kind_of[~storage]] -= times
+        for kind in script:
+            if kind < 0:
+                live[~kind] -= times
             else:
-                live[kind_of[storage]] += times
+                live[kind] += times
 
     for number in range(peak.stretch + 1):
         script = stream.scripts[number]

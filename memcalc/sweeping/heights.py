@@ -28,7 +28,6 @@ class Heights:
 
     def __init__(self, stream: SizelessStream, phase: str, rounds: Mapping[Hashable, int]) -> None:
         self.points: list[IntervalPeak] = []
-        self._kind_of = stream.kind_of
         self._level: Counter[int] = Counter()  # live storages by kind
         self._rows: list[Counter[int]] = []
         existing: Counter[int] = Counter()
@@ -49,9 +48,9 @@ class Heights:
     def _add(self, stretch: int, begin: int, script: Sequence[int], rounds: int, *, noted: bool) -> None:
         """Add the requests of several rounds, and record the points of the first and the last round."""
         before, first = self._level.copy(), len(self.points)
-        for position, storage in enumerate(script, 1):
-            self._level[self._kind_of[storage if storage >= 0 else ~storage]] += 1 if storage >= 0 else -1
-            if noted and storage >= 0 and (position == len(script) or script[position] < 0):
+        for position, kind in enumerate(script, 1):
+            self._level[kind if kind >= 0 else ~kind] += 1 if kind >= 0 else -1
+            if noted and kind >= 0 and (position == len(script) or script[position] < 0):
                 self._note(stretch, begin + position)
         if rounds == 1:
             return
