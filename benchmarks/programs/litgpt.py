@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from benchmarks.programs.checkpoints import LITGPT
@@ -25,9 +26,9 @@ TARGETS: tuple[dict[str, bool], ...] = (
 )
 
 
-def draw_program(draw: Draw) -> Program:
-    """A program on one GPU."""
-    adapters = draw.of("adapters", ADAPTERS)
+def draw_program(draw: Draw, *, head: bool = False) -> Program:
+    """A program on one GPU; `head`: one with adapters, and one of them on the LM head."""
+    adapters = draw.of("adapters", ("lora", "qlora") if head else ADAPTERS)
     model = draw.of("model", MODELS)
     size = draw.of("batch", (1, 2, 4, 1))
     accumulation = draw.of("accumulation", (1, 4, 2))
@@ -39,6 +40,7 @@ def draw_program(draw: Draw) -> Program:
         **({"quantize": draw.of("quantization", ("bnb.nf4", "bnb.nf4-dq"))} if adapters == "qlora" else {}),
         **({"lora_r": draw.of("rank", (8, 32, 16)), "lora_alpha": 16} if adapters != "full" else {}),
         **(draw.of("targets", TARGETS) if adapters != "full" else {}),
+        **({"lora_head": True} if head else {}),
         "data": {
             "class_path": "litgpt.data.JSON",
             "init_args": {"json_path": "data", "mask_prompt": False, "prompt_style": "alpaca", "num_workers": 0},
@@ -69,4 +71,7 @@ def draw_program(draw: Draw) -> Program:
     )
 
 
-FAMILIES = (Family("litgpt", LITGPT_05, draw_program),)
+FAMILIES = (
+    Family("litgpt", LITGPT_05, draw_program),
+    Family("litgpt-head", LITGPT_05, partial(draw_program, head=True)),
+)

@@ -274,7 +274,8 @@ def block_structure(spec: Spec) -> BlockStructure:
         final_norm=model.final_norm,
         embedding_norm=model.embedding_norm,
         separate_embedding_size=model.embedding_size != model.hidden_size,
-        tied=model.tie_word_embeddings and parallelism.pipeline_parallel == 1,
+        # The weight of a frozen base model gets no gradient, and PEFT's trained copies of its modules are separate.
+        tied=model.tie_word_embeddings and parallelism.pipeline_parallel == 1 and training.lora is None,
         grouped=model.num_key_value_heads != model.num_attention_heads,
         single_key_head=model.num_key_value_heads == 1 < model.num_attention_heads,
         square=model.query_size == model.hidden_size,

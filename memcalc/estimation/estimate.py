@@ -16,6 +16,7 @@ from memcalc.ledger.ledger import Ledger
 from memcalc.ledger.result import DeviceMemory, OutsideMemory, RankResult, Result, known
 from memcalc.ledger.row_drafts import PHASES, run_phases
 from memcalc.ledger.textbook import textbook
+from memcalc.spec.finetuning import names_without_layer
 from memcalc.spec.hardware.gpus import GpuSpec, find_gpu
 from memcalc.spec.hardware.kernels import missing_units
 from memcalc.spec.model_families.transformers_fallback import reject_without_formulas
@@ -102,6 +103,16 @@ def family_notes(spec: Spec) -> Iterator[str]:
         yield "PyTorch's fused attention kernels cannot add ALiBi's bias; a run needs eager attention."
 
 
+def adapter_notes(spec: Spec) -> Iterator[str]:
+    """Yield a note on listed modules that no layer has, so that they get no adapter."""
+    training = spec.training
+    if training.lora is None:
+        return
+    ignored = names_without_layer(training.lora, spec.model, training.implementation)
+    if ignored:
+        yield f"target_modules: no layer of this model is named {' or '.join(ignored)}; PEFT ignores such names."
+
+
 def gpu_notes(spec: Spec) -> Iterator[str]:
     """Yield notes on what the GPU lacks for this run, and on sequences longer than the model's positions."""
     training, positions = spec.training, spec.model.max_position_embeddings
@@ -123,7 +134,7 @@ def notes(spec: Spec) -> tuple[str, ...]:
         found.append(f"zero_stage = {parallelism.zero_stage} shards nothing over data_parallel = 1.")
     if training.implementation in ("megatron", "torchtitan") and training.logits_until == "backward":
         found.append(f"logits_until = backward has no effect: {training.implementation} releases them earlier.")
-    found += [*family_notes(spec), *window_notes(spec)]
+    found += [*adapter_notes(spec), *family_notes(spec), *window_notes(spec)]
     by_operator = training.implementation == "torchtitan"  # torchtitan selects the operator results that it saves
     if training.completion_length is not None:
         found.append(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from memcalc.frameworks.draft import Draft
 from memcalc.frameworks.weights import placed_config
+from memcalc.spec.finetuning import HEAD
 
 CHUNK = 128  # tokens of each sequence: finetune/lora.py, lm_head_chunk_size
 LORA_DROPOUT = 0.05  # finetune/lora.py, setup
@@ -52,7 +53,7 @@ def place_evaluation(draft: Draft, *, fine_tunes: bool) -> None:
             draft.default("training.evaluation_loss", "whole")
 
 
-def place_adapters(draft: Draft, attention: list[str], *, mlp: bool) -> None:
+def place_adapters(draft: Draft, attention: list[str], *, mlp: bool, head: bool) -> None:
     """Set LitGPT's adapters; with a 4-bit base the embedding trains, too.
 
     litgpt/lora.py. finetune/lora.py, main: with bitsandbytes wte becomes a StableEmbedding: its weight requires a
@@ -62,15 +63,19 @@ def place_adapters(draft: Draft, attention: list[str], *, mlp: bool) -> None:
         draft: the configuration being read, with its model.
         attention: the layers with adapters among q_proj, k_proj, v_proj and o_proj.
         mlp: whether the MLP has adapters.
+        head: whether the LM head has one.
     """
     draft.default("training.lora.implementation", "litgpt")
     gated = str(placed_config(draft).get("model_type")) not in _UNGATED
     layers = ("gate_proj", "up_proj", "down_proj") if gated else ("up_proj", "down_proj")
-    draft.values["training.lora.target_modules"] = [*attention, *(layers if mlp else ())]
+    layers = (*(layers if mlp else ()), *((HEAD,) if head else ()))
+    draft.values["training.lora.target_modules"] = [*attention, *layers]
     draft.default("training.lora.dropout", LORA_DROPOUT)
 
 
 def place_4_bits(draft: Draft) -> None:
     """Let the embedding train if the base is 4-bit."""
+    # lightning 2.6 fabric/plugins/precision/bitsandbytes.py, _NF4Linear.quantize: weight.to(dtype=torch.half)
+    draft.default("training.qlora.original_dtype", "fp16")
     if not draft.given("model.tie_word_embeddings"):
         draft.default("training.lora.modules_to_save", ["embed_tokens"])

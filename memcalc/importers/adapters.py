@@ -9,7 +9,8 @@ from typing import get_args
 from memcalc.frameworks.draft import Draft
 from memcalc.frameworks.switches import is_on
 from memcalc.frameworks.weights import placed_config
-from memcalc.spec.finetuning import LATENT_TARGETS, LINEAR_ATTENTION_TARGETS, MAMBA_TARGETS, Target
+from memcalc.spec.finetuning import Target
+from memcalc.spec.model_families.conversion import known_families
 
 # What families of transformers call the layers that the table of parameters has (modeling_<family>.py); c_proj and
 # dense end more than one layer, and PEFT takes them all.
@@ -19,7 +20,10 @@ LAYERS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("c_fc", "fc_in", "fc1", "dense_h_to_4h"), ("up_proj",)),
     **dict.fromkeys(("fc_out", "fc2", "dense_4h_to_h"), ("down_proj",)),
     "c_proj": ("o_proj", "down_proj"),
+    "kv_a_proj_with_mqa": ("kv_a_proj",),
+    "embed_out": ("lm_head",),
 }
+_WITH_OUT_PROJ = ("qwen3_5", "qwen3_next")  # families in which out_proj is a layer of linear attention
 
 # PEFT 0.17, utils/constants.py: the layers where a program names none, by how our presets' names begin; others have
 # the projections of queries and values.
@@ -33,12 +37,6 @@ _PEFTS_OF = {
     ("gpt2", "gpt_neox", "bloom", "falcon", "mpt", "gpt_bigcode", "codegen", "phi3"): ("qkv_proj",),
     ("phi",): ("q_proj", "v_proj", "up_proj", "down_proj"),
     ("nemotron_h",): ("q_proj", "k_proj", "v_proj", "o_proj"),
-}
-
-# Names of layers that only some families have, and how their model_type begins.
-_OF_FAMILIES = {
-    LINEAR_ATTENTION_TARGETS: ("qwen3_5", "qwen3_next"),
-    (*MAMBA_TARGETS, *LATENT_TARGETS): ("nemotron_h",),
 }
 
 # How PEFT's patterns end: "...(mlp|self_attn).(up|down|gate|q|k|v|o)_proj"
@@ -87,17 +85,22 @@ def _named(draft: Draft, text: str) -> str | list[str]:
 
 
 def _layers(draft: Draft, names: Iterable[str]) -> list[str]:
-    """Return memcalc's names of layers; "self_attn.q_proj" is the q_proj of every layer. A note lists unknown names."""
+    """Return memcalc's names of layers; "self_attn.q_proj" is the q_proj of every layer.
+
+    A model without formulas has its own names. A name that memcalc does not know is a limit: the layer may exist.
+    """
     found: dict[str, None] = {}
-    model_type = str(placed_config(draft).get("model_type", ""))
+    config = placed_config(draft)
+    text = config.get("text_config")
+    model_type = str((text if isinstance(text, dict) else config).get("model_type", ""))
+    written = not model_type or model_type in known_families()
     for name in names:
         last = name.rpartition(".")[2]
-        families = next((families for targets, families in _OF_FAMILIES.items() if last in targets), ("",))
-        if not model_type.startswith(families):  # PEFT ignores names without a match if others match
-            draft.notes.append(f"adapters on {name} are ignored: no layer of the model has this name")
-            continue
-        ours = LAYERS.get(last, (last,) if last in get_args(Target) else ())
-        if not ours:
-            draft.notes.append(f"adapters on {name} are ignored: no layer of the model has this name")
-        found.update(dict.fromkeys(ours))
+        ours = last in get_args(Target) and (last != "out_proj" or model_type.startswith(_WITH_OUT_PROJ))
+        if ours or not written:
+            found[last] = None
+        elif last in LAYERS:
+            found.update(dict.fromkeys(LAYERS[last]))
+        else:
+            draft.limit(f"adapters on {last}", holds_memory=True)
     return list(found)

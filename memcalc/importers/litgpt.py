@@ -32,7 +32,7 @@ FIELDS: dict[str, Meaning] = {
     "lora_value": fact("v_proj", "training.lora.target_modules"),
     "lora_projection": fact("o_proj", "training.lora.target_modules"),
     "lora_mlp": fact("mlp", "training.lora.target_modules"),
-    "lora_head": lacking("an adapter on the head"),
+    "lora_head": fact("head", "training.lora.target_modules"),
     "galore.use_galore": lacking("GaLore"),
     "galore.galore_8bit": lacking("GaLore"),
     "galore*": nothing("part of GaLore"),
@@ -144,7 +144,7 @@ def _adapters(draft: Draft) -> None:
     wanted = [
         name for name in ("q_proj", "k_proj", "v_proj", "o_proj") if facts.get(name, name in ("q_proj", "v_proj"))
     ]
-    place_adapters(draft, wanted, mlp=bool(facts.get("mlp")))
+    place_adapters(draft, wanted, mlp=bool(facts.get("mlp")), head=bool(facts.get("head")))
     # adapters have the dtype of the weights: Fabric's precisions "bf16-true" and bitsandbytes
     draft.default("training.lora.rank", 8)
     if draft.values["training.recipe"] == "pure":

@@ -14,6 +14,7 @@ from memcalc.frameworks.trainer import note_evaluation
 from memcalc.importers.file_format import COMPILE, FileFormat, Meaning, fact, lacking, nothing, overcounted, part, to
 from memcalc.importers.models import preset_of
 from memcalc.importers.offload import ACTIVATIONS, place_shards
+from memcalc.spec.finetuning import HEAD
 
 _DTYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
 
@@ -32,6 +33,7 @@ FIELDS: dict[str, Meaning] = {
     "model.lora_dropout": to("training.lora.dropout"),
     "model.lora_attn_modules": fact("targets", "training.lora.target_modules"),
     "model.apply_lora_to_mlp": fact("mlp", "training.lora.target_modules"),
+    "model.apply_lora_to_output": fact("head", "training.lora.target_modules"),
     "model.quantize_base": fact("quantized", "training.finetune"),
     "data_parallel_shard_dim": fact("shards", "parallelism.data_parallel"),
     "data_parallel_replicate_dim": fact("replicas", "parallelism.data_parallel_replicate"),
@@ -40,7 +42,6 @@ FIELDS: dict[str, Meaning] = {
     "loss._component_": fact("loss", "training.loss"),
     "loss.num_output_chunks": part("training.loss_chunks"),
     "loss*": nothing(),
-    "model.apply_lora_to_output": lacking("an adapter on the head"),
     "model.use_dora": lacking("DoRA"),
     "optimizer_in_bwd": to("training.optimizer_in_backward", {True: True, False: None}),
     "enable_activation_offloading": ACTIVATIONS,
@@ -191,7 +192,8 @@ def _adapters(draft: Draft, *, quantized: bool) -> None:
     targets = draft.facts.get("targets")
     if isinstance(targets, list):
         wanted = [_PROJECTIONS.get(str(name), str(name)) for name in targets]
-        draft.values["training.lora.target_modules"] = wanted + (_MLP if draft.facts.get("mlp") is True else [])
+        wanted += _MLP if draft.facts.get("mlp") is True else []
+        draft.values["training.lora.target_modules"] = wanted + ([HEAD] if draft.facts.get("head") is True else [])
 
 
 def _sharding(draft: Draft) -> None:

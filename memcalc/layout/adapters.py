@@ -40,6 +40,7 @@ class Quantization(NamedTuple):
         head: whether the LM head is quantized.
         storage: dtype of the tensors that hold the packed 4-bit values.
         unsharded: whether engines leave these tensors whole on every rank.
+        original: dtype in which backward dequantizes; "": that of other weights.
     """
 
     block_size: int
@@ -47,6 +48,7 @@ class Quantization(NamedTuple):
     head: bool
     storage: str = "uint8"
     unsharded: bool = False
+    original: str = ""
 
 
 class Adapters(NamedTuple):
@@ -143,7 +145,8 @@ def _adapters(
     quantized = None
     if qlora is not None:
         head = qlora.quantize_lm_head and not model.tie_word_embeddings
-        quantized = Quantization(qlora.block_size, qlora.double_quantization, head)
+        original = "" if qlora.original_dtype == "compute" else qlora.original_dtype
+        quantized = Quantization(qlora.block_size, qlora.double_quantization, head, original=original)
     targets, joined = adapted_modules(lora, model, implementation), None
     if lora.implementation == "litgpt":
         joined = tuple(name for name in targets if name in QKV)

@@ -8,7 +8,7 @@ from memcalc.layout.adapters import Adapters, Quantization, adapters_of
 from memcalc.layout.local_parameters import LocalParameter
 from memcalc.layout.parameters import Axis, Parameter, count_parameters, parameter_table, trains_with_text
 from memcalc.layout.weight_layout import weight_layout
-from memcalc.spec.finetuning import base_dtype
+from memcalc.spec.finetuning import HEAD, base_dtype
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.spec import Spec
@@ -18,6 +18,7 @@ from memcalc.spec.towers import tower_trains
 SCALES_PER_SCALE = 256
 # Code tables in fp32, one per matrix: 16 values for 4-bit weights, 256 for 8-bit scales.
 CODE_4_BIT, CODE_8_BIT = 16, 256
+EMBEDDING = "embed_tokens"
 
 
 def with_adapters(
@@ -31,6 +32,7 @@ def with_adapters(
         base: dtype of frozen weights that are not quantized.
         model: the model of these parameters.
     """
+    tied: LocalParameter | None = None  # the LM head with the embedding's weight
     for parameter in rows:
         tower = not trains_with_text(parameter.module)
         matrix = parameter.tensor == "weight" and len(parameter.axes) == len(
@@ -41,12 +43,23 @@ def with_adapters(
         else:
             yield parameter._replace(dtype=parameter.dtype or base, trains=False)
         name = "" if tower else parameter.module.rpartition(".")[2]
-        if name in adapters.saved:  # PEFT also keeps the original module (utils/other.py, ModulesToSaveWrapper)
-            yield parameter._replace(module=f"{parameter.module}.saved", dtype=base)
+        if name in adapters.saved:
+            yield _trained_copy(parameter, base)
         elif matrix and name == "qkv_proj" and adapters.joined:
             yield from _joined_adapter(parameter, adapters, model)
         elif matrix and name in adapters.targets:
             yield from _adapter(parameter, adapters.dtype, ("r", adapters.rank))
+        if name == EMBEDDING and model.tie_word_embeddings:
+            tied = parameter._replace(module=HEAD, where="head")
+    if tied is not None and HEAD in adapters.saved:
+        yield _trained_copy(tied, base)
+    elif tied is not None and HEAD in adapters.targets:
+        yield from _adapter(tied, adapters.dtype, ("r", adapters.rank))
+
+
+def _trained_copy(parameter: LocalParameter, dtype: str) -> LocalParameter:
+    """Return the copy of a saved module; PEFT also keeps the original (utils/other.py, ModulesToSaveWrapper)."""
+    return parameter._replace(module=f"{parameter.module}.saved", dtype=dtype)
 
 
 def _adapter(parameter: LocalParameter, dtype: str, rank: Axis) -> Iterator[LocalParameter]:

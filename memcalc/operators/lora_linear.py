@@ -42,8 +42,6 @@ class LoraLinear(Float8Linear, Elementwise):
         if adapters.quantizes(module):
             base = self._quantized(x, module, weight, out)
         else:
-            # A frozen embedding and its tied LM head share a weight that gets no gradient.
-            options["tied"] = options.get("tied", False) and self.trains(module)
             base = super().linear(x, module, weight, out, bias=bias, **options)
         base = self._in_order(base, module, copies=copies)
         if module.rpartition(".")[2] not in adapters.targets:
@@ -70,10 +68,9 @@ class LoraLinear(Float8Linear, Elementwise):
         whole = tape.store(f"{module}.weight dequantized", weight, self.compute, BITSANDBYTES)
         made: tuple[int, ...] = (whole,)
         again: tuple[tuple[int, int], ...] = ((whole, 1),)
-        if self.parameters != self.compute:
-            wide = tape.store(
-                f"{module}.weight dequantized in {self.parameters}", weight, self.parameters, BITSANDBYTES
-            )
+        original = adapters.quantized.original or self.parameters
+        if original != self.compute:
+            wide = tape.store(f"{module}.weight dequantized in {original}", weight, original, BITSANDBYTES)
             again = ((wide, 1), (whole, 1), (wide, -1))
         prepares = again
         if adapters.quantized.nested:

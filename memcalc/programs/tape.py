@@ -234,6 +234,11 @@ class Tape:
         """Keep tensors live until here because an operator that backward does not reach has saved them."""
         self.nodes[-1].referenced_by_graph += tuple(tensor.storage for tensor in tensors)
 
+    def also_reads(self, *tensors: Tensor) -> None:
+        """Add inputs of the last operator that get new gradients; it saves nothing for them."""
+        node = self.nodes[-1]
+        node.inputs, node.gradients = (*node.inputs, *tensors), (*node.gradients, *(NEW for _ in tensors))
+
     def also_saves(self, *tensors: Tensor) -> None:
         """Add shared tensors (a mask, a table) to what the last operator saves; they take no new device memory."""
         node = self.nodes[-1]

@@ -46,7 +46,7 @@ from memcalc.spec.recompute_plan import items_of
 from memcalc.spec.spec import Spec
 from memcalc.spec.towers import tower_trains
 from memcalc.spec.training import TOKENWISE
-from memcalc.states.gradient_policy import gradient_policy
+from memcalc.states.gradient_policy import embedding_gradient_stays, gradient_policy
 from memcalc.states.optimizers.parameter_order import in_order
 from memcalc.states.persistent import logits_of_the_step_before, returns_loss, workspace
 from memcalc.states.state_options import StateOptions, groups, state_options
@@ -172,6 +172,7 @@ class SimulatedRun:
         self.keeps_output = bool(logits_of_the_step_before(spec, self.stage))
         self.named: list[int] = []  # output of the previous micro-batch, which a variable still references
         self.stale: list[int] = []  # gradients of the previous step
+        self.remaining: list[int] = []  # the embedding's gradient, if zero_grad does not free it
         self.passing: MicroBatch | None = None  # the current micro-batch
         self.reference: MicroBatch | None = None  # the reference model's micro-batch
         # The micro-batches by whether gradients exist before them, and by sequence length.
@@ -233,9 +234,7 @@ class SimulatedRun:
         elif phase == "zero_grad_1":
             self._precede_first_step(phase)
         elif kind == "zero_grad" and not self.choice.zeroes_gradients:
-            self.stale, self.gradients = self.gradients, []
-            if not self.choice.zeroes_gradients_before_backward:
-                self._drop_stale()
+            self._zero_gradients()
         elif kind == EVALUATION:
             self._evaluate()
         elif kind == GENERATION:
@@ -248,6 +247,14 @@ class SimulatedRun:
             self._loss()
         elif kind == "backward":
             self._backward()
+
+    def _zero_gradients(self) -> None:
+        """Free the gradients of the step before, now or before the next backward."""
+        if embedding_gradient_stays(self.spec) and not self.remaining:  # the last gradient of a backward
+            self.remaining, self.gradients = self.gradients[-1:], self.gradients[:-1]
+        self.stale, self.gradients = self.gradients, []
+        if not self.choice.zeroes_gradients_before_backward:
+            self._drop_stale()
 
     def _precede_first_step(self, phase: str) -> None:
         """Record what runs without gradients before the first step, an evaluation and completions; then go on."""
@@ -365,7 +372,11 @@ class SimulatedRun:
     def _backward(self, *, last: bool = True) -> None:
         assert self.passing is not None
         self._drop_stale()
-        self.gradients += self.passing.backward()
+        arrived = self.passing.backward()
+        if self.remaining and arrived:  # added to it
+            self.requests.drop(arrived[-1:])
+            arrived = arrived[:-1]
+        self.gradients += arrived
         if last:
             self.gradients = self.engine.after_last_backward(self.gradients)
         self.named = self.passing.release(keeps_output=self.keeps_output)

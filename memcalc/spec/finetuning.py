@@ -28,6 +28,7 @@ LINEAR_ATTENTION_TARGETS = (
 MAMBA_TARGETS = ("in_proj",)
 LATENT_TARGETS = ("fc1_latent_proj", "fc2_latent_proj")  # of routed experts
 MLP_TARGETS = ("gate_up_proj", "gate_proj", "up_proj", "down_proj")
+HEAD = "lm_head"
 
 Target = Literal[
     "qkv_proj",
@@ -53,8 +54,11 @@ Target = Literal[
     "gate_proj",
     "up_proj",
     "down_proj",
+    "lm_head",
 ]
-Targets = Annotated[tuple[Target, ...], Field(strict=False, min_length=1)]
+# A model without formulas has layers of other names, too.
+Named = Annotated[str, Field(pattern=r"^\w+(\.\w+)*$")]
+Targets = Annotated[tuple[Target | Named, ...], Field(strict=False, min_length=1)]
 Saved = Annotated[tuple[Literal["embed_tokens", "lm_head"], ...], Field(strict=False)]
 Precision = Literal["fp32", "compute"]
 
@@ -114,6 +118,10 @@ class QloraSpec(ConfigBlock):
     double_quantization: bool = Field(True, description="whether the scales are quantized to 8 bits too")
     block_size: BlockSize = Field(64, description="elements that share a scale")
     quantize_lm_head: bool = Field(False, description="whether an untied LM head is quantized too")
+    original_dtype: Literal["compute", "fp16"] = Field(
+        "compute",
+        description="dtype of a weight when it is quantized, in which backward restores it: compute | fp16 (Lightning)",
+    )
     quant_storage: Literal["compute", "uint8"] | None = Field(
         None,
         description="dtype of the tensors that hold 4-bit values: compute (a floating-point dtype, as sharding engines "
@@ -223,7 +231,7 @@ def _adaptable_mixers(model: ModelSpec) -> tuple[str, ...]:
 
 
 def adapted_modules(lora: LoraSpec, model: ModelSpec, implementation: str) -> tuple[str, ...]:
-    """Return the linear layers that have an adapter."""
+    """Return the linear layers that have an adapter: all-linear has all but the LM head (PEFT 0.21 tuners_utils.py)."""
     there = adaptable_modules(model, implementation, lora.implementation)
     wanted = lora.target_modules
     if wanted == "all-linear":
@@ -231,4 +239,11 @@ def adapted_modules(lora: LoraSpec, model: ModelSpec, implementation: str) -> tu
     if isinstance(wanted, str):
         group = ATTENTION_TARGETS if wanted == "attention" else MLP_TARGETS
         return tuple(name for name in there if name in group)
-    return tuple(name for name in there if name in wanted)
+    return tuple(name for name in (*there, HEAD) if name in wanted)
+
+
+def names_without_layer(lora: LoraSpec, model: ModelSpec, implementation: str) -> tuple[str, ...]:
+    """Return the listed targets that no layer has; PEFT ignores them if others have one (PEFT 0.21 tuners_utils.py)."""
+    wanted = () if isinstance(lora.target_modules, str) else lora.target_modules
+    there = adapted_modules(lora, model, implementation)
+    return tuple(name for name in wanted if name not in there)

@@ -22,6 +22,14 @@ def _adds_in_place(spec: Spec) -> bool:
     return fsdp.gradient_sync == "last" and fsdp.reduce_dtype in (None, read_dtype(spec))
 
 
+def embedding_gradient_stays(spec: Spec) -> bool:
+    """Return whether the embedding's gradient outlives zero_grad, and each backward adds to it.
+
+    LitGPT 0.5.13 finetune/lora.py, main: with a 4-bit base the embedding is replaced after the optimizer is made.
+    """
+    return spec.training.framework == "litgpt" and spec.training.finetune == "qlora"
+
+
 def gradient_policy(spec: Spec, *, exist: bool, sharded: bool) -> GradientPolicy:
     """Return whether a produced gradient is stored or added to an existing one, and whether an fp32 copy is made.
 

@@ -10,12 +10,14 @@ from memcalc.layout.spec_cache import cached_by_spec
 from memcalc.layout.stages import Stage
 from memcalc.ledger.component import Component
 from memcalc.ledger.row_drafts import EVALUATION, RowDraft, from_phase, mask_of
+from memcalc.spec.finetuning import base_dtype
 from memcalc.spec.hardware.gpus import GpuSpec
 from memcalc.spec.model_families.conversion import family_buffers
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.spec import Spec
 from memcalc.spec.training import TOKENWISE
 from memcalc.states import megatron_buffers
+from memcalc.states.gradient_policy import embedding_gradient_stays
 from memcalc.states.pipelining import uses_pipelining
 from memcalc.states.state_options import state_options
 
@@ -32,12 +34,25 @@ def persistent_rows(spec: Spec, stage: Stage, gpu: GpuSpec | None) -> list[RowDr
         items.append(torchtitan_rotary_cache(spec))
     if spec.training.framework == "torchtune":
         items += rotary_cache(spec)
+    if embedding_gradient_stays(spec) and spec.training.gradient_accumulation_steps == 1:
+        items.append(remaining_gradient(spec))
     if spec.training.implementation == "megatron":
         items += megatron_buffers.persistent_buffers(spec, stage, stage_parameters(spec, stage), gpu)
     if uses_torch_products(spec, stage):
         items.append(workspace("forward", spec, gpu, from_phase("forward_1")))
         items.append(workspace("backward", spec, gpu, from_phase("optimizer_step_1")))
     return items
+
+
+def remaining_gradient(spec: Spec) -> RowDraft:
+    """Return the embedding's gradient of the step before, in the phases that begin without other gradients."""
+    dtype = base_dtype(spec.training)
+    shape = (spec.model.vocab_size, spec.model.embedding_size)
+    each = DTYPE_BYTES[dtype] * shape[0] * shape[1]
+    mask, citation = mask_of("forward_2", "loss_2", "backward_2"), "LitGPT 0.5.13 finetune/lora.py: StableEmbedding"
+    name, formula = "weight gradient of the step before", f"{DTYPE_BYTES[dtype]}·V·d"
+    given = (each, rounded(each), mask, formula, citation)
+    return RowDraft(Component.GRADIENTS, "embed_tokens.saved", name, shape, dtype, 1, *given)
 
 
 def logits_of_the_step_before(spec: Spec, stage: Stage) -> list[RowDraft]:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from memcalc.errors import Unavailable
+from memcalc.errors import InputError, Unavailable
 from memcalc.extras import installation
-from memcalc.spec.finetuning import LoraSpec, adapted_modules
+from memcalc.spec.finetuning import ATTENTION_TARGETS, MLP_TARGETS, LoraSpec, adaptable_modules, adapted_modules
 from memcalc.spec.spec import Spec
 from memcalc.step.packages import import_package
 
@@ -87,6 +87,47 @@ def linear_layers(module: nn.Module, spec: Spec, names: Iterable[str]) -> Iterat
             yield path, part
 
 
+def quantizable_layers(module: nn.Module, spec: Spec) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the linear layers below the LM head, and their paths: those that bitsandbytes quantizes.
+
+    Those of a model without formulas are what PEFT calls all-linear: all but the output layer.
+    """
+    if spec.model.transformers_config is None:
+        yield from linear_layers(module, spec, adaptable_modules(spec.model, spec.training.implementation))
+        return
+    classes = (nn.Linear, import_package("transformers").pytorch_utils.Conv1D)
+    head = module.get_output_embeddings()  # type: ignore[operator]
+    for path, part in module.named_modules():
+        if isinstance(part, classes) and part is not head:
+            yield path, part
+
+
+def _adapted_paths(module: nn.Module, spec: Spec, lora: LoraSpec) -> list[str]:
+    """Return the paths of the layers that get an adapter.
+
+    Raises:
+        InputError: a model without formulas has none of the listed layers.
+    """
+    if spec.model.transformers_config is None:
+        names = adapted_modules(lora, spec.model, spec.training.implementation)
+        return [path for path, _ in linear_layers(module, spec, names)]
+    wanted = lora.target_modules
+    there = [path for path, _ in quantizable_layers(module, spec)]
+    if wanted == "all-linear":
+        return there
+    names = {"attention": ATTENTION_TARGETS, "mlp": MLP_TARGETS}[wanted] if isinstance(wanted, str) else wanted
+    found = [path for path, _ in linear_layers(module, spec, names)]
+    if not found:
+        known = sorted({path.rpartition(".")[2] for path in there})
+        raise InputError(
+            f"target_modules names {wanted if isinstance(wanted, str) else ', '.join(wanted)}, which the layers of "
+            "this model do not have.",
+            f"Choose from {', '.join(known)}.",
+            "training.lora.target_modules",
+        )
+    return found
+
+
 def _shape(weight: Tensor) -> torch.Size:
     """Return the shape of the full parameter: DeepSpeed's stage 3 replaces its tensor by an empty one."""
     shape: torch.Size = getattr(weight, "ds_shape", weight.shape)
@@ -98,6 +139,7 @@ def add_adapters(module: nn.Module, spec: Spec) -> nn.Module:
 
     Raises:
         Unavailable: PEFT is not installed.
+        InputError: a model without formulas has none of the listed layers.
     """
     lora = spec.training.lora
     assert lora is not None
@@ -106,12 +148,11 @@ def add_adapters(module: nn.Module, spec: Spec) -> nn.Module:
     if importlib.util.find_spec("bitsandbytes") is not None:
         import_package("bitsandbytes")  # PEFT imports it when it creates an adapter
     peft: Any = import_package("peft")
-    targets = adapted_modules(lora, spec.model, spec.training.implementation)
     config = peft.LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
-        target_modules=[path for path, _ in linear_layers(module, spec, targets)],
+        target_modules=_adapted_paths(module, spec, lora),
         modules_to_save=[module_name(spec, name) for name in lora.modules_to_save] or None,
         fan_in_fan_out=spec.training.implementation == "huggingface" and spec.model.architecture == "gpt2",
     )
@@ -122,8 +163,11 @@ def add_adapters(module: nn.Module, spec: Spec) -> nn.Module:
 
 def _settle_input_gradient(module: nn.Module, spec: Spec, lora: LoraSpec) -> None:
     """Set whether the embedding's output requires a gradient, overriding PEFT's choice."""
-    name = module_name(spec, "embed_tokens")
-    embedding = next(part for path, part in module.named_modules() if path.rpartition(".")[2] == name)
+    if spec.model.transformers_config is None:
+        name = module_name(spec, "embed_tokens")
+        embedding = next(part for path, part in module.named_modules() if path.rpartition(".")[2] == name)
+    else:
+        embedding = module.get_input_embeddings()  # type: ignore[operator]
     embedding._forward_hooks.clear()  # noqa: SLF001 -- PEFT adds its hook twice and loses the first handle
     if lora.input_require_grads:
         embedding.register_forward_hook(_needs_gradient)

@@ -69,8 +69,8 @@ def build_huggingface(spec: Spec, place: torch.device, device: torch.device) -> 
                     raise stopped(spec, error) from error
                 raise
             raise InputError(
-                f"transformers' {config.model_type} has eager attention only, but attention = {training.attention}.",
-                "Set training.attention: eager.",
+                f"transformers' {config.model_type} does not support PyTorch's fused attention kernels.",
+                "Set training.attention: eager, or use `memcalc estimate`.",
                 "training.attention",
             ) from error
     _widen(module, training.fp32_modules)

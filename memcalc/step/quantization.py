@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from memcalc.errors import Unavailable
 from memcalc.extras import installation
-from memcalc.spec.finetuning import adaptable_modules, packing_dtype
+from memcalc.spec.finetuning import HEAD, packing_dtype
 from memcalc.spec.spec import Spec
-from memcalc.step.adapters import linear_layers
+from memcalc.step.adapters import linear_layers, quantizable_layers
 from memcalc.step.dtypes import DTYPES, compute_dtype
 from memcalc.step.packages import import_package
 
@@ -30,10 +30,10 @@ def quantize(module: nn.Module, spec: Spec, device: torch.device) -> None:
         raise Unavailable(f"finetune = qlora needs bitsandbytes, which is not installed. Run: {installation('peft')}")
     qlora = spec.training.qlora
     assert qlora is not None
-    names = [*adaptable_modules(spec.model, spec.training.implementation)]
-    names += ["lm_head"] if qlora.quantize_lm_head and not spec.model.tie_word_embeddings else []
+    chosen = dict(quantizable_layers(module, spec))
     kept = () if spec.training.lora is None else spec.training.lora.modules_to_save
-    chosen = dict(linear_layers(module, spec, [name for name in names if name not in kept]))
+    if qlora.quantize_lm_head and not spec.model.tie_word_embeddings and HEAD not in kept:
+        chosen |= dict(linear_layers(module, spec, (HEAD,)))
     materialized: dict[Tensor, nn.Parameter] = {}
     for path, part in list(module.named_modules()):
         if path in chosen:

@@ -169,7 +169,9 @@ def refuse_kernels(spec: Spec) -> None:
             value = training.finetune if field == "training.finetune" else "true"
             raise InputError(
                 f"{field.rpartition('.')[2]} = {value} needs bitsandbytes' kernels, which fake tensors do not have.",
-                "Trace it with --device null, or use `memcalc estimate`.",
+                "Trace it with --device null, or use `memcalc estimate`."
+                if spec.model.transformers_config is None
+                else "Trace it with `memcalc trace --device null`, or run its program with `memcalc dry-run`.",
                 field,
             )
 

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+import memcalc
 from memcalc.importers.loading import load
+from memcalc.ledger.component import Component
 from memcalc.spec.spec import Spec
 
 LITGPT = "checkpoint_dir: checkpoints/meta-llama/Llama-3.2-1B\nprecision: {precision}\ntrain:\n  micro_batch_size: 1\n  max_seq_length: 1000\n"
@@ -83,6 +85,29 @@ def test_a_4_bit_base_has_an_embedding_that_trains(tmp_path: Path) -> None:
 
     assert training.lora is not None
     assert training.lora.modules_to_save == ("embed_tokens",)
+    assert training.qlora is not None
+    assert training.qlora.original_dtype == "fp16"
+
+
+def test_that_embeddings_gradient_is_never_freed(tmp_path: Path) -> None:
+    """The optimizer has the embedding that it replaced: V x d in bf16 remain from the first backward on."""
+    path = tmp_path / "config.yaml"
+    path.write_text(LITGPT.format(precision="bf16-true") + "lora_r: 8\nquantize: bnb.nf4\n")
+    found = memcalc.estimate(path).replayed
+    model = found.spec.model
+
+    for phase in ("forward_2", "loss_2"):
+        assert found.ledger.components(phase)[Component.GRADIENTS] == 2 * model.vocab_size * model.hidden_size
+    assert Component.GRADIENTS not in found.ledger.components("forward_1")
+
+
+def test_an_adapter_of_litgpts_head(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(LITGPT.format(precision="bf16-true") + "lora_r: 8\nlora_head: true\n")
+    training = load(path, ()).training
+
+    assert training.lora is not None
+    assert training.lora.target_modules == ("q_proj", "v_proj", "lm_head")
 
 
 @pytest.mark.parametrize("loss", ["CEWithChunkedOutputLoss", "LinearCrossEntropyLoss"])
@@ -91,6 +116,19 @@ def test_torchtunes_chunks_stay(loss: str, tmp_path: Path) -> None:
 
     assert (training.loss, training.loss_recompute, training.loss_chunks) == ("chunked", False, 8)
     assert (training.logits_until, training.norm_dtype, training.repeat_kv) == ("loss", "fp32", True)
+
+
+def test_torchtunes_projections_are_separate(tmp_path: Path) -> None:
+    """Phi-3's checkpoint has one matrix for q, k and v (models/phi3/_convert_weights.py)."""
+    text = TORCHTUNE.format(dtype="bf16", loss="torchtune.modules.loss.LinearCrossEntropyLoss").replace(
+        "models.llama3_2.llama3_2_1b",
+        "models.phi3.lora_phi3_mini\n  lora_attn_modules: [q_proj, v_proj]\n  apply_lora_to_output: true",
+    )
+    training = (spec := loaded(tmp_path, text)).training
+
+    assert not spec.model.fused_qkv
+    assert training.lora is not None
+    assert training.lora.target_modules == ("q_proj", "v_proj", "lm_head")
 
 
 def test_torchtunes_other_losses_have_logits_in_fp32(tmp_path: Path) -> None:

@@ -296,7 +296,8 @@ def test_a_global_batch_fills_the_pipeline_however_many_replicas_there_are(tmp_p
         ("'q_proj, v_proj'", ("q_proj", "v_proj")),
         ("all-linear", "all-linear"),
         ("[c_fc, c_proj]", ("up_proj", "o_proj", "down_proj")),
-        ("[q_proj, linear_attn.in_proj_qkvz]", ("q_proj",)),
+        ("[q_proj, linear_attn.in_proj_qkvz]", ("q_proj", "in_proj_qkvz")),
+        ("[q_proj, out_proj, lm_head]", ("q_proj", "o_proj", "lm_head")),
         (r"'model.language_model.layers.[\d]+.(mlp|self_attn).(up|down|q)_proj'", ("up_proj", "down_proj", "q_proj")),
         (r"'model.layers.\d+.self_attn.(q_proj|o_proj)$'", ("q_proj", "o_proj")),
     ],
@@ -310,12 +311,14 @@ def test_targets_of_adapters(targets: str, expected: object, tmp_path: Path) -> 
     assert lora.target_modules == expected
 
 
-def test_adapters_on_unknown_layers_are_reported(tmp_path: Path) -> None:
-    text = QLORA.replace("lora_target_linear: true", "lora_target_modules: [q_proj, in_proj]")
-    imported = import_file(written(tmp_path, "run.yaml", text))
+def test_adapters_on_unknown_layers_are_a_limit(tmp_path: Path) -> None:
+    """The model may have such a layer: an adapter on it holds memory."""
+    text = QLORA.replace("lora_target_linear: true", "lora_target_modules: [q_proj, embed_tokens]")
+    spec = load(written(tmp_path, "run.yaml", text))
 
-    assert imported is not None
-    assert any("adapters on in_proj are ignored" in note for note in imported.notes)
+    assert spec.training.lora is not None
+    assert spec.training.lora.target_modules == ("q_proj",)
+    assert [limit.feature for limit in spec.origin.limits if limit.holds_memory] == ["adapters on embed_tokens"]
 
 
 def test_a_schedule_without_stages_waits_for_them(tmp_path: Path) -> None:

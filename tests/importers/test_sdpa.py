@@ -65,5 +65,5 @@ def test_a_family_without_a_fused_kernel_rejects_sdpa_as_transformers_does(tmp_p
     path = tmp_path / "run.yaml"
     path.write_text(FILES["axolotl"].format("google/gemma-2-2b"))
 
-    with pytest.raises(InputError, match="eager attention only"):
+    with pytest.raises(InputError, match="gemma2 does not support sdpa"):
         memcalc.estimate(path)

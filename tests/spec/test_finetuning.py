@@ -76,6 +76,7 @@ def test_adapters_stand_beside_the_linear_layers_of_the_family(preset: str, impl
         ("attention", "q_proj k_proj v_proj o_proj"),
         ("mlp", "gate_proj up_proj down_proj"),
         (["v_proj", "q_proj"], "q_proj v_proj"),
+        (["lm_head", "qkv_proj", "q_proj"], "q_proj lm_head"),  # PEFT ignores a name without a layer
     ],
 )
 def test_targets_are_named_one_by_one_or_as_a_group(targets: object, modules: str) -> None:
@@ -97,17 +98,17 @@ def test_targets_are_named_one_by_one_or_as_a_group(targets: object, modules: st
             "training.qlora: the block qlora is set, but finetune = lora. Set finetune: qlora, or remove the block.",
         ),
         (
-            {"lora": {"target_modules": ["qkv_proj", "o_proj"]}},
+            {"lora": {"target_modules": ["qkv_proj"]}},
             (
                 "training.lora.target_modules: target_modules names qkv_proj, which the layers of this model do not "
                 "have. Choose from q_proj, k_proj, v_proj, o_proj, up_proj, down_proj."
             ),
         ),
         (
-            {"lora": {"modules_to_save": ["lm_head"]}},
+            {"lora": {"target_modules": ["q_proj", "lm_head"]}, "loss": "fused"},
             (
-                "training.lora.modules_to_save: modules_to_save names lm_head, but the embedding and the LM head share "
-                "one weight. Set model.tie_word_embeddings: false, or leave modules_to_save out."
+                "training.lora.target_modules: target_modules names lm_head, but loss = fused does not call the LM "
+                "head. Set loss: materialized or chunked, or leave lm_head out."
             ),
         ),
         (

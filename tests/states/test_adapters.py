@@ -66,6 +66,37 @@ def test_what_is_saved_whole_trains_beside_its_frozen_original() -> None:
     assert found.ledger.components("model")[W] == 2 * (BASE + 2 * V * D) + 4 * L * R * 2 * D
 
 
+def test_saved_modules_that_share_a_weight_train_in_two_copies() -> None:
+    """PEFT copies each of them, and keeps the shared weight frozen."""
+    found = result(
+        "lora.rank=4",
+        "lora.target_modules=[q_proj]",
+        "lora.modules_to_save=[lm_head, embed_tokens]",
+        "tie_word_embeddings=true",
+    )
+
+    assert found.trainable_parameters == L * R * (D + D) + 2 * V * D
+    assert found.ledger.components("model")[W] == 2 * (BASE - V * D + 2 * V * D) + 4 * L * R * 2 * D
+
+
+@pytest.mark.parametrize("tied", ["true", "false"])
+def test_an_adapter_of_the_head(tied: str) -> None:
+    """r (d + V) more, beside a tied head, too; all-linear leaves the head out."""
+    words = ("lora.rank=4", f"tie_word_embeddings={tied}")
+    found = result("lora.target_modules=[q_proj, lm_head]", *words)
+
+    assert found.trainable_parameters == L * R * (D + D) + R * (D + V)
+    assert result(*words).trainable_parameters == L * R * (4 * (D + D) + 3 * (D + F))
+
+
+def test_a_target_without_a_layer_is_ignored_and_reported() -> None:
+    """As in PEFT, if another one has a layer."""
+    found = result("lora.target_modules=[q_proj, qkv_proj, w1]")
+
+    assert found.trainable_parameters == result("lora.target_modules=[q_proj]").trainable_parameters
+    assert "target_modules: no layer of this model is named qkv_proj or w1; PEFT ignores such names." in found.notes
+
+
 # -- what is held ------------------------------------------------------------------------------------------------------
 
 

@@ -79,7 +79,7 @@ def test_dropout_goes_where_the_class_has_it() -> None:
     ("architecture", "training", "words"),
     [
         ("llama", {"model": {"norms_per_layer": 4}}, "norms_per_layer = 4 is not a value that transformers' llama has"),
-        ("codegen", {"attention": "flash"}, "codegen has eager attention only"),
+        ("codegen", {"attention": "flash"}, "codegen does not support sdpa"),
         ("llama", {"recompute": "selective"}, "recomputes whole layers"),
     ],
 )

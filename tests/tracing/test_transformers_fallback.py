@@ -48,6 +48,26 @@ def test_its_step_runs_and_its_states_are_those_of_its_module(data: dict[str, An
     assert traced.result.fits
 
 
+LINEAR = 2 * 8 * (4 * (64 + 64) + 2 * (64 + 256))  # BioGPT: 2 layers, rank 8: q, k, v, out_proj, fc1 and fc2
+
+
+@pytest.mark.parametrize(
+    ("targets", "adapters"),
+    [("all-linear", LINEAR), ("[fc1, self_attn.q_proj, other]", 2 * 8 * (64 + 256 + 64 + 64))],
+)
+def test_its_adapters_are_on_the_layers_of_its_module(targets: str, adapters: int, tmp_path: Path) -> None:
+    """By its own names, as PEFT finds them: all-linear has every linear layer but the head."""
+    source = str(config(tmp_path, BIOGPT))
+    traced = memcalc.trace(source, *RUN, "finetune=lora", f"lora.target_modules={targets}", steps=1)
+
+    assert traced.result.trainable_parameters == adapters
+
+
+def test_layers_that_its_module_lacks_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"target_modules names w1, which .* Choose from fc1, fc2, k_proj, out_proj"):
+        memcalc.trace(str(config(tmp_path, BIOGPT)), *RUN, "finetune=lora", "lora.target_modules=[w1]", steps=1)
+
+
 @pytest.mark.long
 def test_the_trace_equals_the_measurement_on_the_cpu(tmp_path: Path) -> None:
     source = str(config(tmp_path, BIOGPT))
@@ -152,7 +172,7 @@ def test_a_variant_of_a_known_family_that_has_no_formulas(tmp_path: Path, monkey
             ("attention=flash",),
             "no kernel for the attention of biogpt. Set training.attention: memory-efficient",
         ),
-        (RWKV, ("attention=flash",), "transformers' rwkv has eager attention only"),
+        (RWKV, ("attention=flash",), "transformers' rwkv does not support PyTorch's fused attention kernels"),
         (BIOGPT, ("l=3",), "num_layers = 3, but the config.json of biogpt says 2. Change the config.json"),
         (RWKV, ("s=256",), "sequence_length = 256 is longer than the 128 positions of the config.json"),
         (BIOGPT, ("dropout=0.1",), "biogpt takes its rates from config.json only"),

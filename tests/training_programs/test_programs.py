@@ -134,6 +134,7 @@ BARS = {
     "axolotl": (0.5, 0.1),
     "axolotl-lora": (0.1, 0.1),
     "litgpt": (0.6, 0.3),
+    "litgpt-head": (0.1, 1.3),
     "loop": (0.1, 0.3),
     "trainer-5-ddp": (0.2, 0.3),
     "accelerate-ddp": (0.3, 0.3),

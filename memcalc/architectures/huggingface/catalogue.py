@@ -159,11 +159,4 @@ def _family_of(c: BlockStructure) -> type[Family]:
             f"Modelled are {', '.join(sorted(FAMILIES))}; or set implementation: plain. {TRACED}",
             "training.implementation",
         )
-    family = family_class(c.family)
-    if family.eager_only and c.attention != "eager":
-        raise InputError(
-            f"transformers' {c.family} has eager attention only, but attention = {c.attention}.",
-            "Set training.attention: eager.",
-            "training.attention",
-        )
-    return family
+    return family_class(c.family)

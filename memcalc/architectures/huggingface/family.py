@@ -32,7 +32,6 @@ class Family:
     window_mask: Shape = ("s", "s")
     mask_of_sequences: Shape = ("b", "s", "s")
     turns_windows = False  # a separate RoPE cache for layers with a sliding window
-    eager_only = False
     positions_first = True  # the model makes position ids before the mask, if the position embedding is not learned
     mask_first = False  # the mask before learned positions
     names_returned = False  # the model's loop references all that a layer returns, attention weights included

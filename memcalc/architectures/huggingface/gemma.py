@@ -36,7 +36,6 @@ class Gemma(Llama):
 class Gemma2(Gemma):
     """Gemma2DecoderLayer: norms before and after both branches; scores and logits are soft-capped."""
 
-    eager_only = True
     masks_windows = True
 
     def layer(self) -> Tensor:

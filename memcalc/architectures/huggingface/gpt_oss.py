@@ -14,7 +14,6 @@ class GptOss(Mixtral):
 
     activation_is_module = False
     transposes_experts = False  # modeling_gpt_oss.py: is_transposed=True, its weights are (in, out)
-    eager_only = True
     masks_windows = True
 
     def norm(self, x: Tensor, module: str, width: str, out: Shape | None = None) -> Tensor:
@@ -38,6 +37,13 @@ class GptOss(Mixtral):
             half = (*x.shape[:-1], "d_h/2")
             found.append(self.rotated_pairs(x, name, *self.ops.split(x, (half, half), f"{name} halves")))
         return found[0], found[1]
+
+    def scaled_dot_product(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Kernels of flash-attn also take the sinks, which get a gradient."""
+        sinks = self.ops.expand_parameter("attention.sinks", ("h",), ("h",))
+        core = self.ops.flash_attention(q, k, v, "h", "h_kv", "d_h", "s")
+        self.tape.also_reads(sinks)
+        return self.ops.copy(core, "attention output by token")  # has the strides of the rotated queries
 
     def eager(self, q: Tensor, k: Tensor, v: Tensor, *, softmax_in_fp32: bool) -> Tensor:  # noqa: ARG002
         """eager_attention_forward of gpt_oss: each head has an additional logit in the softmax, the sink."""

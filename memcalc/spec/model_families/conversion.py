@@ -121,10 +121,15 @@ def family_omissions(architecture: str | None) -> tuple[str, ...]:
 
 
 def attends_eagerly(architecture: object, implementation: object) -> bool:
-    """Return whether the run uses transformers' modules of a family that supports eager attention only."""
+    """Return whether the run uses transformers' modules of a family that rejects `sdpa`: eager is their default."""
     if implementation != "huggingface" or architecture not in known_families():
         return False
     return family_named(str(architecture), "model.architecture").eager_only
+
+
+def supports_flash_package(architecture: object) -> bool:
+    """Return whether transformers' modules of a family that rejects `sdpa` support the kernels of flash-attn."""
+    return family_named(str(architecture), "model.architecture").flash_package
 
 
 def fused_attention(architecture: object) -> str:

@@ -16,7 +16,8 @@ There is one file per model_type in memcalc/data/families, with these keys:
                must be of the layers with "full_attention" and no others, with equal values
     last       the config's key: the word that its list, with one entry per layer, must end with
     buffers    the buffers that transformers registers; see `FamilyBuffers`
-    eager_only     whether transformers' modules support eager attention only, and reject `sdpa`
+    eager_only     whether transformers' modules reject `sdpa`
+    flash_package  whether they support the kernels of flash-attn nevertheless
     fused_attention   the fused kernel that `sdpa` takes; flash unless the modules pass what flash has no kernel for
     not_modelled   features of the family's block that the plain implementation lacks
     in_fp32     modules of a layer that transformers builds in fp32, regardless of the dtype of the others
@@ -108,6 +109,7 @@ class FamilyFile:
     full_layers: dict[str, str]
     buffers: FamilyBuffers
     eager_only: bool
+    flash_package: bool
     fused_attention: str
     not_modelled: tuple[str, ...]
     in_fp32: tuple[str, ...]
@@ -173,6 +175,7 @@ def parsed(name: str) -> FamilyFile:
         full_layers=data.get("full_layers", {}),
         buffers=FamilyBuffers(**data.get("buffers", {})),
         eager_only=data.get("eager_only", False),
+        flash_package=data.get("flash_package", False),
         fused_attention=data.get("fused_attention", "flash"),
         not_modelled=tuple(data.get("not_modelled", ())),
         in_fp32=tuple(data.get("in_fp32", ())),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memcalc.spec.finetuning import adaptable_modules, adapted_modules
+from memcalc.spec.finetuning import HEAD, adaptable_modules, adapted_modules
 from memcalc.spec.rule_sets.violations import Violation
 from memcalc.spec.spec import Spec
+from memcalc.spec.training import TOKENWISE
 
 
 def finetuning(spec: Spec) -> Iterator[Violation]:
@@ -40,22 +41,25 @@ def _modules(spec: Spec) -> Iterator[Violation]:
 
 
 def _targets(spec: Spec) -> Iterator[Violation]:
-    lora, model = spec.training.lora, spec.model
+    lora, model, training = spec.training.lora, spec.model, spec.training
     assert lora is not None
-    implementation = spec.training.implementation
-    there, wanted = adaptable_modules(model, implementation, lora.implementation), lora.target_modules
-    missing = [] if isinstance(wanted, str) else [name for name in wanted if name not in there]
-    if missing or not adapted_modules(lora, model, implementation):
+    if model.transformers_config is not None:
+        return  # its layers are known when it is built
+    adapted = adapted_modules(lora, model, training.implementation)
+    if not adapted:
+        there, wanted = adaptable_modules(model, training.implementation, lora.implementation), lora.target_modules
         yield Violation(
             ("training", "lora", "target_modules"),
-            f"target_modules names {', '.join(missing) or wanted}, which the layers of this model do not have.",
+            f"target_modules names {wanted if isinstance(wanted, str) else ', '.join(wanted)}, which the layers of "
+            "this model do not have.",
             f"Choose from {', '.join(there)}.",
         )
-    if lora.modules_to_save and model.tie_word_embeddings:
+    calls_head = training.loss not in TOKENWISE or (training.loss == "chunked" and not training.loss_recompute)
+    if HEAD in adapted and not calls_head:
         yield Violation(
-            ("training", "lora", "modules_to_save"),
-            f"modules_to_save names {lora.modules_to_save[0]}, but the embedding and the LM head share one weight.",
-            "Set model.tie_word_embeddings: false, or leave modules_to_save out.",
+            ("training", "lora", "target_modules"),
+            f"target_modules names {HEAD}, but loss = {training.loss} does not call the LM head.",
+            f"Set loss: materialized or chunked, or leave {HEAD} out.",
         )
 
 

@@ -5,20 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memcalc.spec.finetuning import FUSED_FAMILIES
-from memcalc.spec.model_families.conversion import attends_eagerly, family_of
+from memcalc.spec.model_families.conversion import attends_eagerly, family_of, supports_flash_package
 from memcalc.spec.rule_sets.violations import Violation
 from memcalc.spec.spec import Spec
+
+
+def _without_sdpa(spec: Spec) -> Iterator[Violation]:
+    training, architecture = spec.training, spec.model.architecture
+    package = supports_flash_package(architecture)
+    if package and training.attention == "flash" and training.attention_windows == "kernel":
+        return
+    remedy = "Set training.attention: eager."
+    if package:
+        remedy = "Set training.attention: eager; or flash, with attention_windows: kernel, for flash_attention_2."
+    yield Violation(
+        ("training", "attention"),
+        f"transformers' {architecture} does not support sdpa, but attention = {training.attention}.",
+        remedy,
+    )
 
 
 def kernels(spec: Spec) -> Iterator[Violation]:
     """Yield violations of the rules of attention kernels, Liger's kernels, fused adapters and masks for windows."""
     training, architecture = spec.training, spec.model.architecture
     if training.attention != "eager" and attends_eagerly(architecture, training.implementation):
-        yield Violation(
-            ("training", "attention"),
-            f"transformers' {architecture} has eager attention only, but attention = {training.attention}.",
-            "Set training.attention: eager.",
-        )
+        yield from _without_sdpa(spec)
     if training.attention == "math":
         yield from _math(spec)
     if training.kernels == "liger" and training.implementation != "huggingface":

@@ -222,7 +222,9 @@ def test_what_attends_by_products_alone_does_so_by_default(family: str) -> None:
     run = {"model": SIZES | {"architecture": family}, "training": {"implementation": "huggingface"}}
 
     assert memcalc.load(run).training.attention == "eager"
-    with pytest.raises(memcalc.InputError, match=f"transformers' {family} has eager attention only"):
+    with pytest.raises(
+        memcalc.InputError, match=f"transformers' {family} does not support sdpa, but attention = flash"
+    ):
         memcalc.load(run, "attention=flash")
 
 
