@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.programs.environments import AXOLOTL
@@ -57,6 +58,26 @@ def draw_fused(draw: Draw) -> Program:
     return written(draw, adapters, model, more)
 
 
+PAIRS: Mapping[str, Any] = {
+    "rl": "dpo",
+    "datasets": [
+        {
+            "path": "data/train.jsonl",
+            "ds_type": "json",
+            "split": "train",
+            "type": {"field_prompt": "prompt", "field_chosen": "chosen", "field_rejected": "rejected"},
+        }
+    ],
+}
+
+
+def draw_pairs(draw: Draw) -> Program:
+    """Preference training on one GPU."""
+    adapters = draw.of("adapters", ADAPTERS)
+    model = draw_model(draw, adapters)  # longer pairs are dropped
+    return replace(written(draw, adapters, model, PAIRS), data=f"pairs-{draw_batch(draw, model).length}")
+
+
 def _model_type(model: Model) -> str:
     entry = find_shipped(model.hub_id)
     return "" if entry is None else str(entry.config["model_type"])
@@ -109,4 +130,8 @@ def written(draw: Draw, adapters: str, model: Model, more: Mapping[str, Any]) ->
     )
 
 
-FAMILIES = (Family("axolotl", AXOLOTL, draw_program), Family("axolotl-lora", AXOLOTL, draw_fused))
+FAMILIES = (
+    Family("axolotl", AXOLOTL, draw_program),
+    Family("axolotl-lora", AXOLOTL, draw_fused),
+    Family("axolotl-dpo", AXOLOTL, draw_pairs),
+)

@@ -17,7 +17,7 @@ def place_torchtune(draft: Draft) -> None:
     draft.default("training.logits_until", "loss")
     if draft.given("training.implementation") not in (None, "plain"):
         return
-    draft.default("model.fused_qkv", False)  # models/phi3/_convert_weights.py splits what checkpoints have in one matrix
+    draft.default("model.fused_qkv", False)  # models/phi3/_convert_weights.py splits the checkpoint's
     draft.default("training.repeat_kv", True)  # modules/attention.py: k.unsqueeze(2).expand(...).flatten(1, 2)
     half = draft.given("training.dtype") != "fp32"
     if half:

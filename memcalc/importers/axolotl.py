@@ -283,6 +283,9 @@ def _note_preference(draft: Draft) -> None:
     if kind in ("grpo", "gdpo", "ebft"):
         draft.limit("reinforcement learning", "completions are generated and scored", holds_memory=True)
         refers = fields.get("trl.beta", 0) not in (0, 0.0)
+    elif kind in ("dpo", "ipo"):
+        _place_pairs(draft)
+        refers = is_on(fields.get("rl_adapter_ref_model"))
     else:
         what = f"sequences of {kind.upper()}"
         draft.limit(what, "pairs are twice the micro-batch, and losses need more logits", holds_memory=True)
@@ -291,6 +294,25 @@ def _note_preference(draft: Draft) -> None:
         draft.values.get("training.finetune", "full") == "full" or is_on(fields.get("rl_adapter_ref_model"))
     ):
         draft.limit(f"the reference model of {kind.upper()}", holds_memory=True, bytes_per_parameter=2)
+
+
+def _place_pairs(draft: Draft) -> None:
+    """Set the fields of TRL's DPOTrainer, which axolotl extends (core/trainers/dpo/trainer.py).
+
+    Both sequences of a pair are in one forward. Its reference is a second copy of the policy, unless adapters are
+    disabled to get it, or its log-probabilities are precomputed. trl/trainer/dpo_config.py: disable_dropout.
+    """
+    draft.default("training.pairs", True)
+    draft.default("training.loss", "selective")
+    if draft.given("training.autocast") or draft.given("training.recipe") == "amp":
+        draft.values["training.logits_dtype"] = "fp32"  # accelerate utils/operations.py, convert_outputs_to_fp32
+    draft.values["training.logits_until"] = "backward"  # _compute_loss references them until it has scored the pairs
+    full = draft.values.get("training.finetune", "full") == "full"
+    if full and not is_on(draft.given_fields.get("precompute_ref_log_probs")):
+        draft.default("training.reference_model", True)
+    draft.values["training.dropout"] = 0.0
+    if not full:
+        draft.values["training.lora.dropout"] = 0.0
 
 
 def _evaluates(fields: Mapping[str, Any]) -> bool:

@@ -206,6 +206,32 @@ class ChunkedLoss(LoraLinear, Loss):
         )
         tape.hold(loss)
 
+    def selective_log_softmax(self, logits: Tensor) -> Tensor:
+        """The log-probabilities of labels by axolotl's kernel, from a copy of the logits without the last token's.
+
+        axolotl 0.19 monkeypatch/trainer/utils.py, selective_log_softmax: the slice cannot be viewed as rows, so
+        `reshape` copies it. Autograd saves the copy.
+        """
+        tape, citation = self.tape, "axolotl 0.19 monkeypatch/trainer/utils.py, selective_log_softmax"
+        rows = tape.new("logits of tokens with a label", ("b", "s-1", "V"), logits.dtype, citation, grad=logits.grad)
+        tape.record(Node("logits of tokens with a label", (logits,), (rows,), (), (NEW,)))
+        labels = tape.store("labels of these tokens", ("b", "s-1"), "int64", citation)
+        sums = tape.store("log-sum of each token", ("b", "s-1"), "fp32", citation)
+        found = tape.new("log-probability of each token", ("b", "s-1"), "fp32", citation, grad=logits.grad)
+        kept = (rows.storage, labels, sums)
+        tape.record(
+            Node(
+                "selective_log_softmax",
+                (rows,),
+                (found,),
+                kept,
+                (NEW,),
+                also_allocates=(labels, sums),
+                allocated_first=(labels,),
+            )
+        )
+        return found
+
     def tiled_cross_entropy(self, x: Tensor, weight: Shape, held: str, *, tied: bool) -> None:
         """TRL's fused loss on tiles of logits, recomputed in backward; gradients are summed in fp32, then cast.
 

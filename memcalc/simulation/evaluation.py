@@ -27,9 +27,13 @@ def evaluated(spec: Spec) -> Spec:
 def scored_by_reference(spec: Spec) -> bool:
     """Return whether a reference model scores a micro-batch between the policy's loss and its backward.
 
-    TRL 1.16 trl/trainer/dpo_trainer.py, _compute_loss. GRPO scores its generated completions earlier.
+    TRL 1.16 trl/trainer/dpo_trainer.py, _compute_loss: without a second model the policy scores it, with its adapters
+    disabled, which needs more than the policy's own loss only where all logits are live. GRPO scores its generated
+    completions earlier.
     """
-    return spec.training.reference_model and spec.training.completion_length is None
+    training = spec.training
+    itself = training.pairs and training.loss == "selective" and training.lora is not None
+    return (training.reference_model or itself) and training.completion_length is None
 
 
 def reference_run(spec: Spec) -> Spec:

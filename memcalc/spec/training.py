@@ -20,7 +20,7 @@ WeightDtype = Literal["bf16", "fp16"]
 Recipe = Literal["fp32", "fp32-main", "amp", "pure", "mixed-16", "mixed-18", "mixed-20"]
 Implementation = Literal["plain", "huggingface", "megatron", "torchtitan"]
 Attention = Literal["eager", "flash", "memory-efficient", "math"]
-Loss = Literal["materialized", "chunked", "fused", "tiled", "vocab-parallel"]
+Loss = Literal["materialized", "chunked", "fused", "tiled", "vocab-parallel", "selective"]
 PaddingMask = Literal["none", "boolean", "additive"]
 TOKENWISE = ("chunked", "fused", "tiled")  # losses that read the LM head's weight, and never have all logits
 LossShift = Literal["labels", "logits"]
@@ -183,7 +183,8 @@ class TrainingSpec(ConfigBlock):
     loss: Loss = Field(
         "materialized",
         description="how logits and loss are computed: whole, in chunks, fused, or sharded over the vocabulary; with "
-        "implementation megatron fused is Transformer Engine's, on logits that it overwrites",
+        "implementation megatron fused is Transformer Engine's, on logits that it overwrites; selective is axolotl's "
+        "kernel for the log-probabilities of labels, with pairs",
     )
     loss_chunks: Annotated[int, Field(gt=0, le=1024)] = Field(
         8, description="number of chunks of the tokens in a chunked loss"

@@ -52,6 +52,24 @@ def test_loops_that_free_logits_get_no_note(implementation: str) -> None:
     assert not any("logits_until" in note for note in silent.notes)
 
 
+@pytest.mark.parametrize("scores", [("reference_model=true",), ("finetune=lora",)], ids=["a second model", "itself"])
+def test_log_probabilities_of_pairs_are_read_from_a_copy(scores: tuple[str, ...]) -> None:
+    """fp32 logits, and a copy without each last token's: both of the policy and of what scores the pairs for it."""
+    given = {"architecture": "llama", "num_key_value_heads": 4, "intermediate_size": 128}
+    training = {"b": B, "s": S, "recipe": "amp", "loss": "selective", "pairs": True, "logits_dtype": "fp32"}
+    source = {"model": MODEL | given, "training": training | {"implementation": "huggingface"}}
+    run = memcalc.estimate(source, *scores).ledger
+
+    pairs = 2 * B
+    whole = [row.bytes for row in run.live_rows("loss_2", LOGITS) if row.dtype == "fp32" and V in row.shape]
+    assert sum(whole) == 2 * 4 * pairs * (S + S - 1) * V
+
+
+def test_selective_is_a_loss_of_pairs() -> None:
+    with pytest.raises(InputError, match="loss = selective is axolotl's, of pairs of sequences"):
+        ledger("selective")
+
+
 @pytest.mark.parametrize("chunks", [1, 4, 8])
 def test_of_a_chunked_loss_one_chunk_exists_at_a_time(chunks: int) -> None:
     """Forward: an fp32 copy and its log-probabilities. The logits of bf16 are gone when these are made."""

@@ -6,6 +6,7 @@ import pytest
 
 import memcalc
 from memcalc.errors import InputError
+from memcalc.ledger.component import Component
 
 # flash has no kernel for DeepSeek's heads nor for Falcon's masks (memcalc/data/families); Falcon-7B takes the math
 # kernel, which uses as much memory as eager attention
@@ -67,3 +68,27 @@ def test_a_family_without_a_fused_kernel_rejects_sdpa_as_transformers_does(tmp_p
 
     with pytest.raises(InputError, match="gemma2 does not support sdpa"):
         memcalc.estimate(path)
+
+
+def test_releases_with_sdpa_for_gemma_2_have_it(tmp_path: Path) -> None:
+    """transformers 5.16.1 models/gemma2/modeling_gemma2.py: _supports_sdpa."""
+    path = tmp_path / "run.yaml"
+    path.write_text(FILES["axolotl"].format("google/gemma-2-2b"))
+
+    assert memcalc.load(path, "versions.transformers=5.16.1").training.attention == "flash"
+    with pytest.raises(InputError, match=r"up to 5\.16\.1 support sdpa: --set versions\.transformers=5\.16\.1"):
+        memcalc.load(path, "versions.transformers=5.23.0")
+
+
+@pytest.mark.parametrize("preset", ["gemma-2-2b", "gpt-oss-20b"])
+def test_the_kernels_of_flash_attn_take_what_sdpa_does_not(preset: str) -> None:
+    """Soft-capping and sinks: no score is materialized, and gpt-oss's sinks get a gradient."""
+    words = (preset, "implementation=huggingface", "attention=flash", "attention_windows=kernel", "recipe=pure")
+    found = memcalc.estimate(*words, "l=2", "b=1", "s=4096")
+    eager = memcalc.estimate(*words[:2], "recipe=pure", "l=2", "b=1", "s=4096")
+
+    heads = found.spec.model.num_attention_heads
+    saved = [run.ledger.components("loss_2")[Component.ACTIVATIONS] for run in (eager, found)]
+    assert saved[0] - saved[1] > 2 * 2 * heads * 4096**2  # of each layer at least the probabilities
+    gradients = {row.module for row in found.ledger.rows if row.component is Component.GRADIENTS}
+    assert any("sinks" in module for module in gradients) is (preset == "gpt-oss-20b")

@@ -127,6 +127,11 @@ def attends_eagerly(architecture: object, implementation: object) -> bool:
     return family_named(str(architecture), "model.architecture").eager_only
 
 
+def last_release_with_sdpa(architecture: object) -> str:
+    """Return the last release of transformers with `sdpa` for a family that rejects it now; "": none is known."""
+    return family_named(str(architecture), "model.architecture").sdpa_until
+
+
 def supports_flash_package(architecture: object) -> bool:
     """Return whether transformers' modules of a family that rejects `sdpa` support the kernels of flash-attn."""
     return family_named(str(architecture), "model.architecture").flash_package

@@ -17,6 +17,7 @@ There is one file per model_type in memcalc/data/families, with these keys:
     last       the config's key: the word that its list, with one entry per layer, must end with
     buffers    the buffers that transformers registers; see `FamilyBuffers`
     eager_only     whether transformers' modules reject `sdpa`
+    sdpa_until     the last release of transformers with modules that support `sdpa`, as far as known; "": none
     flash_package  whether they support the kernels of flash-attn nevertheless
     fused_attention   the fused kernel that `sdpa` takes; flash unless the modules pass what flash has no kernel for
     not_modelled   features of the family's block that the plain implementation lacks
@@ -109,6 +110,7 @@ class FamilyFile:
     full_layers: dict[str, str]
     buffers: FamilyBuffers
     eager_only: bool
+    sdpa_until: str
     flash_package: bool
     fused_attention: str
     not_modelled: tuple[str, ...]
@@ -175,6 +177,7 @@ def parsed(name: str) -> FamilyFile:
         full_layers=data.get("full_layers", {}),
         buffers=FamilyBuffers(**data.get("buffers", {})),
         eager_only=data.get("eager_only", False),
+        sdpa_until=data.get("sdpa_until", ""),
         flash_package=data.get("flash_package", False),
         fused_attention=data.get("fused_attention", "flash"),
         not_modelled=tuple(data.get("not_modelled", ())),

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memcalc.spec.finetuning import FUSED_FAMILIES
-from memcalc.spec.model_families.conversion import attends_eagerly, family_of, supports_flash_package
+from memcalc.spec.model_families.conversion import (
+    attends_eagerly,
+    family_of,
+    last_release_with_sdpa,
+    supports_flash_package,
+)
+from memcalc.spec.programs import number
 from memcalc.spec.rule_sets.violations import Violation
 from memcalc.spec.spec import Spec
 
@@ -15,9 +21,15 @@ def _without_sdpa(spec: Spec) -> Iterator[Violation]:
     package = supports_flash_package(architecture)
     if package and training.attention == "flash" and training.attention_windows == "kernel":
         return
+    last = last_release_with_sdpa(architecture)
+    release = None if training.versions is None else training.versions.transformers
+    if last and release is not None and number(release) <= number(last):
+        return
     remedy = "Set training.attention: eager."
     if package:
         remedy = "Set training.attention: eager; or flash, with attention_windows: kernel, for flash_attention_2."
+    if last:
+        remedy += f" Releases of transformers up to {last} support sdpa: --set versions.transformers={last}."
     yield Violation(
         ("training", "attention"),
         f"transformers' {architecture} does not support sdpa, but attention = {training.attention}.",

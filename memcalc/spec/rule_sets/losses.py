@@ -14,6 +14,7 @@ def loss(spec: Spec) -> Iterator[Violation]:
     training, model = spec.training, spec.model
     kind = training.loss
     yield from _classification(spec)
+    yield from _selective(spec)
     if not training.loss_upcast and (training.implementation != "plain" or kind != "materialized"):
         yield Violation(
             ("training", "loss_upcast"),
@@ -77,6 +78,16 @@ def loss(spec: Spec) -> Iterator[Violation]:
             ("training", "loss"),
             f"loss = {kind} needs an unquantized LM head, but quantize_lm_head quantizes it to 4 bits.",
             "Set loss: chunked, or quantize_lm_head: false.",
+        )
+
+
+def _selective(spec: Spec) -> Iterator[Violation]:
+    training = spec.training
+    if training.loss == "selective" and not (training.pairs and training.implementation == "huggingface"):
+        yield Violation(
+            ("training", "loss"),
+            "loss = selective is axolotl's, of pairs of sequences with transformers' modules.",
+            "Set pairs: true and implementation: huggingface, or loss: materialized.",
         )
 
 
