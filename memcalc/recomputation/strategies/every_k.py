@@ -6,7 +6,6 @@ Source: Chen et al., Training deep nets with sublinear memory cost (arXiv 1604.0
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import isqrt
 
 from memcalc.recomputation.chain import Chain
 from memcalc.recomputation.evaluation import evaluate
@@ -38,19 +37,6 @@ def _spans(chain: Chain, k: int) -> Iterator[tuple[int, int]]:
         if stop > position:
             yield position, stop
         position = max(stop, position + 1)
-
-
-def uniform_optimum(blocks: int, inside_bytes: int, boundary_bytes: int) -> int:
-    """sqrt(l·B/A), rounded to an integer of at least 1: the k that minimizes ceil(l/k)·B + k·A.
-
-    Args:
-        blocks: l, all identical.
-        inside_bytes: A, activations of one block.
-        boundary_bytes: B, the boundary between two blocks.
-    """
-    square = blocks * boundary_bytes // max(inside_bytes, 1)
-    low = max(isqrt(square), 1)
-    return min((low, low + 1), key=lambda k: (-(-blocks // k) * boundary_bytes + k * inside_bytes, k))
 
 
 def best_k(chain: Chain) -> Plan:
