@@ -98,14 +98,6 @@ def command(
         from memcalc.report.tables.explanation import explainable
 
         explain = explainable(explain)
-    if plot:
-        from memcalc.cli.trace_output import check_files
-
-        check_files(plot, ())
-    if html is not None:
-        from memcalc.report.html.html_report import check_report
-
-        check_report(html)
     spec = api.load(config, *(overrides or ()), gpu=gpu)
     with shown_progress() as progress:
         result = api.estimate(spec, alloc_conf=alloc_conf, trace=trace, progress=progress).replayed
