@@ -94,20 +94,15 @@ class LayerModules(NamedTuple):
         return self.detached or self.reads_leaf
 
 
-def stages_of(spec: Spec, micro_batches: int | None = None) -> tuple[Stage, ...]:
-    """Return the stages of a pipeline; remaining layers go to the first stages.
-
-    Args:
-        spec: the run.
-        micro_batches: micro-batches per optimizer step, where they differ from the run's.
-    """
+def stages_of(spec: Spec) -> tuple[Stage, ...]:
+    """Return the stages of a pipeline; remaining layers go to the first stages."""
     parallelism = spec.parallelism
     return _stages_of(
         spec.model.num_layers,
         parallelism.pipeline_parallel,
         parallelism.schedule,
         parallelism.virtual_stages,
-        micro_batches or spec.training.gradient_accumulation_steps,
+        spec.training.gradient_accumulation_steps,
     )
 
 

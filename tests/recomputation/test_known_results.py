@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memcalc.recomputation.evaluation import evaluate
-from memcalc.recomputation.strategies.every_k import best_k, cut, every_k
+from memcalc.recomputation.strategies.every_k import best_k, every_k
 from memcalc.recomputation.strategies.every_layer import every_layer
 from memcalc.recomputation.strategies.grid import BudgetGrid
 from memcalc.recomputation.strategies.none import save_everything
@@ -71,16 +71,6 @@ def test_korthikantis_layer_at_every_k() -> None:
     assert evaluate(chain, save_everything(chain)).saved_bytes == 96 * 34 + 2
     assert evaluate(chain, every_layer(chain)).peak_bytes == 96 * 2 + 34
     assert evaluate(chain, every_k(chain, 2)).peak_bytes == 48 * 2 + 2 * 34
-
-
-def test_checkpoint_sequential_keeps_its_last_segment() -> None:
-    """torch.utils.checkpoint.checkpoint_sequential: "all except the last segment will not store the intermediate"."""
-    chain = uniform(6, 32, 2)
-
-    assert cut(chain, 2, last_kept=True) == ((0, 1), (2, 3), 4, 5, 6)
-    kept, recomputed = evaluate(chain, cut(chain, 2, last_kept=True)), evaluate(chain, every_k(chain, 2))
-    assert kept.recompute_flops == recomputed.recompute_flops - 2
-    assert kept.peak_bytes == recomputed.peak_bytes
 
 
 def test_the_square_root_rule() -> None:

@@ -12,22 +12,14 @@ from memcalc.recomputation.evaluation import evaluate
 from memcalc.recomputation.plan import Plan, Segment, segmented
 
 
-def every_k(chain: Chain, k: int, *, last_kept: bool = False) -> Plan:
-    """Return the plan of segments of k blocks.
-
-    Args:
-        chain: the chain.
-        k: blocks per segment; fewer if a segment would cross a border.
-        last_kept: whether the last segment is saved, as by `torch.utils.checkpoint.checkpoint_sequential`: backward
-            starts there, so recomputing it would cost time and save little.
-    """
-    return Plan(cut(chain, k, last_kept=last_kept), f"every {k}")
+def every_k(chain: Chain, k: int) -> Plan:
+    """Return the plan of segments of k blocks; fewer if a segment would cross a border."""
+    return Plan(cut(chain, k), f"every {k}")
 
 
-def cut(chain: Chain, k: int, *, last_kept: bool = False) -> Segment:
+def cut(chain: Chain, k: int) -> Segment:
     """Return the items of `every_k`."""
-    spans = list(_spans(chain, k))
-    return segmented(len(chain), iter(spans[:-1] if last_kept else spans))
+    return segmented(len(chain), _spans(chain, k))
 
 
 def _spans(chain: Chain, k: int) -> Iterator[tuple[int, int]]:
