@@ -156,7 +156,6 @@ class BlockStructure(NamedTuple):
     fp32_modules: tuple[str, ...] = ()  # modules with fp32 parameters, for any parameter dtype
     without_rope: bool = False  # this layer applies no RoPE
     linear: bool = False  # this layer has linear attention
-    fused_linear: bool = False  # linear attention with one linear layer for q, k, v and z
     grouped_linear: bool = False  # linear attention with fewer key heads than value heads
     attention_gate: bool = False  # a gate multiplies attention's output
     full_heads: bool = False  # this layer has the heads of `full_attention`
@@ -343,7 +342,6 @@ def block_structure(spec: Spec) -> BlockStructure:
         has_full_attention=has_full_attention,
         recomputed_windows=windows_again,
         recomputed_others=others_again,
-        fused_linear=model.linear_attention is not None and model.linear_attention.fused_projections,
         grouped_linear=model.linear_attention is not None
         and model.linear_attention.num_key_heads < model.linear_attention.num_value_heads,
         attention_gate=model.attention_gate,

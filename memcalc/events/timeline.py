@@ -53,20 +53,6 @@ class Timeline:
             sums[event.component] = sums.get(event.component, 0) + event.bytes
         return {component: sums[component] for component in (*Component, None) if sums.get(component)}
 
-    def series(self) -> dict[Component | None, tuple[int, ...]]:
-        """Return live bytes after each event for each component that occurs, for a plot; None is unattributed."""
-        found = {event.component for event in self.changed if event is not None}
-        return {
-            component: tuple(
-                accumulate(
-                    delta if event is not None and event.component is component else 0
-                    for delta, event in zip(self.deltas, self.changed, strict=True)
-                )
-            )
-            for component in (*Component, None)
-            if component in found
-        }
-
 
 def timeline(events: Iterable[Event]) -> Timeline:
     """Return the timeline of a stream.

@@ -38,7 +38,7 @@ def test_what_a_stream_needs() -> None:
     result = replay(STEP)
 
     assert result.fits
-    assert result.peak_allocated == result.peak_active == int(81.5 * MIB)
+    assert result.peak_allocated == result.statistics["active_bytes.all.peak"] == int(81.5 * MIB)
     assert result.peak_reserved == 90 * MIB
     assert result.peak_allocated_sample == CounterSample(
         event=6,
@@ -134,7 +134,7 @@ def test_unless_the_stream_of_events_says_when() -> None:
     done = Event(EventType.FREE_COMPLETED, 1)
 
     assert used_elsewhere(alloc(2, 30), done).peak_reserved == 60 * MIB
-    assert used_elsewhere(alloc(2, 30), done).peak_active == 60 * MIB
+    assert used_elsewhere(alloc(2, 30), done).statistics["active_bytes.all.peak"] == 60 * MIB
     assert used_elsewhere(done, alloc(2, 30)).peak_reserved == 30 * MIB
 
 

@@ -42,18 +42,10 @@ def test_what_is_alive_at_a_moment() -> None:
     assert result.by_component(8) == {WEIGHTS: 100, ACTIVATIONS: 58}
 
 
-def test_a_series_for_each_component() -> None:
-    assert timeline(STREAM).series() == {
-        WEIGHTS: (100,) * 9,
-        ACTIVATIONS: (0, 0, 50, 50, 50, 50, 0, 58, 58),
-        None: (0, 0, 0, 8, 0, 0, 0, 0, 0),
-    }
-
-
 def test_an_empty_stream_has_no_bytes() -> None:
     result = timeline([])
 
-    assert (result.peak_bytes, result.totals, result.series()) == (0, (), {})
+    assert (result.peak_bytes, result.totals) == (0, ())
 
 
 @pytest.mark.parametrize(
@@ -92,9 +84,7 @@ def streams(draw: st.DrawFn) -> list[Event]:
 @given(streams())
 def test_components_sum_to_the_total_at_every_moment(events: list[Event]) -> None:
     result = timeline(events)
-    series = result.series()
 
     for index, total in enumerate(result.totals):
-        parts = {component: values[index] for component, values in series.items() if values[index]}
+        parts = result.by_component(index)
         assert sum(parts.values()) == total == sum(event.bytes for event in result.live_after(index))
-        assert parts == result.by_component(index)
