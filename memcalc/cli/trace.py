@@ -94,7 +94,7 @@ def command(
         print_trace,
         reject_options,
         results_to_compare,
-        write_files,
+        write_run,
         write_trace_report,
     )
     from memcalc.report.progress import shown_progress
@@ -128,7 +128,7 @@ def command(
             from memcalc.events import write_events
 
             write_events(record, traced.events)
-        write_files(traced, plot or (), export or (), units)
+        write_run(traced, traced.result, plot or (), export or (), units)
     others = results_to_compare(source, device, steps, alloc_conf) if compare and not isinstance(source, str) else ()
     if html is not None:
         with files.writing():

@@ -47,11 +47,6 @@ def reject_options(given: Mapping[str, object], whose: str, why: str, remedy: st
         raise InputError(problem, remedy or f"Leave {names} out.")
 
 
-def write_files(traced: Trace | ModuleTrace, plots: Iterable[Path], exports: Iterable[Path], unit: Unit) -> None:
-    """Write the plots and the files for other programs."""
-    write_run(traced, traced.result, plots, exports, unit)
-
-
 def write_run(
     judged: RunAnalysis, result: Result | ModuleResult, plots: Iterable[Path], exports: Iterable[Path], unit: Unit
 ) -> None:
