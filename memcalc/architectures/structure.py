@@ -157,7 +157,6 @@ class BlockStructure(NamedTuple):
     without_rope: bool = False  # this layer applies no RoPE
     linear: bool = False  # this layer has linear attention
     grouped_linear: bool = False  # linear attention with fewer key heads than value heads
-    attention_gate: bool = False  # a gate multiplies attention's output
     full_heads: bool = False  # this layer has the heads of `full_attention`
     full_grouped: bool = False  # as `grouped`, for layers with `full_heads`
     full_single_key_head: bool = False  # as `single_key_head`, for layers with `full_heads`
@@ -344,7 +343,6 @@ def block_structure(spec: Spec) -> BlockStructure:
         recomputed_others=others_again,
         grouped_linear=model.linear_attention is not None
         and model.linear_attention.num_key_heads < model.linear_attention.num_value_heads,
-        attention_gate=model.attention_gate,
         latent_experts=model.moe is not None and model.moe.latent_size > 0,
         conv_bias=model.mamba is not None and model.mamba.conv_bias,
         mamba_bias=model.mamba is not None and model.mamba.projection_bias,
