@@ -25,7 +25,7 @@ import transformers
 import yaml
 
 import memcalc
-from memcalc.allocator.min_capacity import least_memory
+from benchmarks.min_capacity import least_memory
 from memcalc.errors import MemcalcError
 from memcalc.ledger.component import Component
 from memcalc.spec.presets import preset_names

@@ -54,25 +54,7 @@ _HOMES = {
     "trace": "memcalc.api",
 }
 
-__all__ = [
-    "InputError",
-    "MemcalcError",
-    "Result",
-    "Spec",
-    "check",
-    "diff",
-    "dry_run",
-    "estimate",
-    "fit",
-    "load",
-    "measure",
-    "null_device",
-    "oom",
-    "recompute",
-    "replay",
-    "sweep",
-    "trace",
-]
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

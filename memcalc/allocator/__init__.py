@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "CachingAllocator": "memcalc.allocator.pytorch.caching",
+    "CounterSample": "memcalc.allocator.result",
     "Driver": "memcalc.allocator.driver",
     "FailedAllocation": "memcalc.allocator.result",
     "History": "memcalc.allocator.pytorch.history",
-    "CounterSample": "memcalc.allocator.result",
     "ReplayResult": "memcalc.allocator.result",
     "Settings": "memcalc.allocator.pytorch.settings",
     "Version": "memcalc.allocator.pytorch.versions",
@@ -36,20 +36,7 @@ _HOMES = {
     "replay": "memcalc.allocator.event_replay",
 }
 
-__all__ = [
-    "CachingAllocator",
-    "CounterSample",
-    "Driver",
-    "FailedAllocation",
-    "History",
-    "ReplayResult",
-    "Settings",
-    "Version",
-    "history",
-    "parse_settings",
-    "parse_version",
-    "replay",
-]
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

@@ -29,7 +29,6 @@ def replay(
     memory_fraction: float | None = None,
     used: int = 0,
     capability_major: int | None = None,
-    samples: int = 0,
 ) -> ReplayResult:
     """Replay an event stream through an allocator.
 
@@ -46,7 +45,6 @@ def replay(
         memory_fraction: as in torch.cuda.set_per_process_memory_fraction, if `config` is text.
         used: bytes of the device in use from the start (context, other processes).
         capability_major: major compute capability of the device; TensorFlow's reserve depends on it.
-        samples: approximate number of samples to record along the way, evenly spaced by events.
 
     Raises:
         InputError: for settings that the framework rejects, or events that cannot follow each other.
@@ -60,7 +58,7 @@ def replay(
         made = make(policy, config, None if version is None else str(version), device, memory_fraction)
     if made.paddle is not None:
         events = transformed(events, made.paddle)
-    return run(events, made.allocator, made.notes, samples=samples)
+    return run(events, made.allocator, made.notes)
 
 
 def rules(config: Settings | str, version: Version | str, memory_fraction: float | None) -> tuple[Version, Settings]:
@@ -77,7 +75,6 @@ def run(
     allocator: BlockAllocator,
     notes: tuple[str, ...] = (),
     *,
-    samples: int = 0,
     until: int | None = None,
     after_each: Callable[[], None] | None = None,
 ) -> ReplayResult:
@@ -87,7 +84,6 @@ def run(
         events: in order.
         allocator: serves the events; it has not allocated anything yet.
         notes: settings that have no effect, copied to the result.
-        samples: approximate number of samples to record along the way.
         until: the position of the last event to replay; None for all.
         after_each: called after each event except one that runs out of memory.
     """
@@ -95,18 +91,10 @@ def run(
     driver = allocator.device.driver
     unused = driver.free_bytes
     feeding = _ReplayState(allocator, events, after_each)
-    stride = max(1, count // samples) if samples else max(1, count)
-    series = []
-    for begin in range(0, count, stride):
-        feeding.feed(begin, min(begin + stride, count))
-        if feeding.failure:
-            break
-        if samples:
-            series.append(sample(min(begin + stride, count) - 1, allocator))
+    feeding.feed(count)
     counters, failure = allocator.counters, feeding.failure
     return ReplayResult(
         peak_allocated=counters.peaks.allocated,
-        peak_active=max(counters.peaks.active_bytes, counters.peaks.allocated),
         peak_reserved=counters.reserved.peak,
         peak_device=unused - driver.least_free_bytes,
         peak_allocated_sample=feeding.peak,
@@ -118,7 +106,6 @@ def run(
         statistics=allocator.statistics(),
         segments=allocator.segments(),
         notes=notes,
-        series=tuple(series),
     )
 
 
@@ -133,7 +120,7 @@ def state_after(
         last: the position of the last event to replay.
     """
     feeding = _ReplayState(allocator, events, None)
-    feeding.feed(0, last + 1)
+    feeding.feed(last + 1)
     return allocator.segments(), feeding.owners()
 
 
@@ -167,16 +154,15 @@ class _ReplayState:
         self._waiting: dict[int, Block] = {}
         self._fed = 0  # number of events replayed
 
-    def feed(self, begin: int, end: int) -> None:
-        """Replay the events from `begin` to `end` (exclusive). Inlined, because the loop runs once per event."""
+    def feed(self, end: int) -> None:
+        """Replay the events up to `end` (exclusive). Inlined, because the loop runs once per event."""
         alloc, free = EventType.ALLOC, EventType.FREE
         events, allocator, blocks, delayed = self._events, self._allocator, self._blocks, self._delayed
         malloc, give_back, peaks = allocator.malloc, allocator.free, allocator.counters.peaks
         reserved, after_each = allocator.counters.reserved, self._after_each
         highest, widest = self.peak.allocated, self.peak_reserved_sample.reserved
-        whole = begin == 0 and end == len(events)
         self._fed = end
-        for index, (kind, storage, size, stream, *_) in enumerate(events if whole else events[begin:end], begin):
+        for index, (kind, storage, size, stream, *_) in enumerate(events if end == len(events) else events[:end]):
             if kind is alloc:
                 if storage in blocks:
                     raise out_of_order(index, events[index], "allocates", "already allocated")

@@ -28,11 +28,6 @@ class PoolUse(NamedTuple):
         return self.allocated - self.requested
 
     @property
-    def active(self) -> int:
-        """Bytes allocated or waiting: PyTorch's active_bytes."""
-        return self.allocated + self.waiting
-
-    @property
     def free(self) -> int:
         """Reserved bytes that are not active."""
         return self.split + self.releasable

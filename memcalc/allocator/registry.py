@@ -35,7 +35,7 @@ class AllocatorDevice:
 
 
 class NewAllocator(NamedTuple):
-    """A new allocator."""
+    """An allocator that has allocated nothing, and what its settings mean for the stream that it replays."""
 
     allocator: BlockAllocator
     notes: tuple[str, ...] = ()  # settings that have no effect

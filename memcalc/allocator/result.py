@@ -23,11 +23,6 @@ class CounterSample(NamedTuple):
         """Reserved minus allocated bytes: the cost of fragmentation and caching."""
         return self.reserved - self.allocated
 
-    @property
-    def fragmentation(self) -> float:
-        """Fraction of reserved memory that is not allocated; 0 if nothing is reserved."""
-        return self.unallocated / self.reserved if self.reserved else 0.0
-
 
 @dataclass(frozen=True, slots=True)
 class FailedAllocation:
@@ -42,7 +37,6 @@ class ReplayResult:
     """The result of replaying an event stream. Bytes, as torch.cuda.max_memory_allocated and its like return."""
 
     peak_allocated: int
-    peak_active: int
     peak_reserved: int
     peak_device: int  # peak device memory in whole granules, without the bytes used from the start
     peak_allocated_sample: CounterSample  # after the first event at the peak of allocated memory
@@ -54,7 +48,6 @@ class ReplayResult:
     statistics: dict[str, int]  # under the framework's names, at the end
     segments: tuple[SegmentView, ...]  # at the end
     notes: tuple[str, ...] = ()  # settings that have no effect
-    series: tuple[CounterSample, ...] = ()  # samples along the way, if requested
 
     @property
     def fits(self) -> bool:

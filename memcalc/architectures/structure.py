@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from memcalc.layout.adapters import Adapters, adapters_of, loss_gathers_head, read_dtype, replaces_linears
 from memcalc.layout.spec_cache import cached_by_spec
-from memcalc.layout.stages import LayerModules, LayerType, recomputed_windows
+from memcalc.layout.stages import LayerModules, recomputed_windows
 from memcalc.layout.weight_layout import split_by_dtensor, table_gradient_is_unsharded
 from memcalc.operators.base import wider
 from memcalc.operators.float8 import Float8
@@ -156,9 +156,7 @@ class BlockStructure(NamedTuple):
     fp32_modules: tuple[str, ...] = ()  # modules with fp32 parameters, for any parameter dtype
     without_rope: bool = False  # this layer applies no RoPE
     linear: bool = False  # this layer has linear attention
-    fused_linear: bool = False  # linear attention with one linear layer for q, k, v and z
     grouped_linear: bool = False  # linear attention with fewer key heads than value heads
-    attention_gate: bool = False  # a gate multiplies attention's output
     full_heads: bool = False  # this layer has the heads of `full_attention`
     full_grouped: bool = False  # as `grouped`, for layers with `full_heads`
     full_single_key_head: bool = False  # as `single_key_head`, for layers with `full_heads`
@@ -174,21 +172,21 @@ class BlockStructure(NamedTuple):
     latent_experts: bool = False  # tokens are projected to a latent before the routed experts, and back
     embedding_stays: bool = False  # the embedding's output is a leaf that the first layer does not save
 
-    def of_layers(self, layer_type: LayerType | LayerModules) -> BlockStructure:
-        """Return the structure of layers of one type."""
-        traits = (layer_type.masked, layer_type.without_rope, layer_type.linear, layer_type.mixer)
-        if not (any(traits) or layer_type.full_heads or layer_type.starts_apart):
+    def of_layers(self, modules: LayerModules) -> BlockStructure:
+        """Return the structure of a layer with these modules."""
+        traits = (modules.masked, modules.without_rope, modules.linear, modules.mixer)
+        if not (any(traits) or modules.full_heads or modules.starts_apart):
             return self
         found = self._replace(
-            detached=self.detached or layer_type.detached,
-            reads_leaf=layer_type.reads_leaf,
-            masked=layer_type.masked,
-            without_rope=layer_type.without_rope,
-            linear=layer_type.linear,
-            full_heads=layer_type.full_heads,
-            mixer=layer_type.mixer,
+            detached=self.detached or modules.detached,
+            reads_leaf=modules.reads_leaf,
+            masked=modules.masked,
+            without_rope=modules.without_rope,
+            linear=modules.linear,
+            full_heads=modules.full_heads,
+            mixer=modules.mixer,
         )
-        if layer_type.full_heads:
+        if modules.full_heads:
             found = found._replace(
                 grouped=self.full_grouped,
                 single_key_head=self.full_single_key_head,
@@ -344,10 +342,8 @@ def block_structure(spec: Spec) -> BlockStructure:
         has_full_attention=has_full_attention,
         recomputed_windows=windows_again,
         recomputed_others=others_again,
-        fused_linear=model.linear_attention is not None and model.linear_attention.fused_projections,
         grouped_linear=model.linear_attention is not None
         and model.linear_attention.num_key_heads < model.linear_attention.num_value_heads,
-        attention_gate=model.attention_gate,
         latent_experts=model.moe is not None and model.moe.latent_size > 0,
         conv_bias=model.mamba is not None and model.mamba.conv_bias,
         mamba_bias=model.mamba is not None and model.mamba.projection_bias,

@@ -21,6 +21,7 @@ _FILE = re.compile(
     r"\.(?:ya?ml|json|jsonl|toml|txt|sh|bash|slurm|sbatch|args|py|log|csv|md|bin|pt|pickle|gz)$", re.IGNORECASE
 )
 _FEWEST_LETTERS = 4  # shortest name for which similar ids are searched
+_MOST_ALIKE = 3  # ids that a message names
 _COPIES = ("unsloth/", "NousResearch/")  # organizations that mostly republish models under their original names
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")
 _MODEL_PAGE = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([^/?#\s]+/[^/?#\s]+)")
@@ -90,8 +91,8 @@ def resolve(hub_id: str) -> PublishedModel:
     return PublishedModel(hub_id, _parsed(read_text(path), hub_id), "the hub")
 
 
-def similar_ids(name: str, most: int = 3) -> list[str]:
-    """Return hub ids of the catalogue that resemble `name`: ids with all its words, else ids spelled similarly."""
+def similar_ids(name: str) -> list[str]:
+    """Return hub ids of the catalogue that resemble `name`: with all its words, or else spelled similarly."""
     bare = name[:80].rpartition("/")[2]
     if sum(map(str.isalnum, bare)) < _FEWEST_LETTERS:
         return []
@@ -100,8 +101,8 @@ def similar_ids(name: str, most: int = 3) -> list[str]:
     found.sort(key=lambda hub_id: hub_id.startswith(_COPIES))
     if not found:
         ids = {(hub_id if "/" in name else hub_id.rpartition("/")[2]).lower(): hub_id for hub_id in shipped_ids()}
-        found = [ids[key] for key in difflib.get_close_matches(name[:80].lower(), ids, n=most, cutoff=0.75)]
-    return found[:most]
+        found = [ids[key] for key in difflib.get_close_matches(name[:80].lower(), ids, n=_MOST_ALIKE, cutoff=0.75)]
+    return found[:_MOST_ALIKE]
 
 
 def _words(name: str) -> set[str]:

@@ -70,10 +70,8 @@ def command(
     reports = parse_reports(also or ())
     describe = None
     if html is not None:
-        from memcalc.report.html.html_report import check_report
         from memcalc.report.views.runs import check_sections
 
-        check_report(html)
         describe = partial(check_sections, unit=units)
     with shown_progress() as progress:
         report = api.check(

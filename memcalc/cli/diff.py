@@ -34,10 +34,6 @@ def command(
     from memcalc import api
     from memcalc.cli.output import WrittenFiles
 
-    if html is not None:
-        from memcalc.report.html.html_report import check_report
-
-        check_report(html)
     shared = overrides or []
     difference = api.diff(
         api.load(a, *shared, *(set_a or ()), gpu=gpu),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -12,8 +13,6 @@ from memcalc.cli.options import Config, Device, Gpu, Html, Plot, Set, Units
 from memcalc.cli.shorthand import ShorthandCommand, with_shorthands
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from memcalc.ledger.result import Result
     from memcalc.units import Unit
 
@@ -24,13 +23,37 @@ EXPLAIN_HELP = (
 
 
 class EstimateCommand(ShorthandCommand):
-    """Allows --explain without a component, which explains all of them."""
+    """Allows --explain without a component, which explains all of them; the option parser has no optional values."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Fill in "all" where --explain has no value."""
-        from memcalc.cli.explain import fill_in_explain
-
         return super().parse_args(ctx, fill_in_explain(args) if "--explain" in args else args)
+
+
+def fill_in_explain(args: list[str]) -> list[str]:
+    """Return the arguments with "all" after every --explain without a value."""
+    filled: list[str] = []
+    for index, argument in enumerate(args):
+        filled.append(argument)
+        if argument == "--":
+            return filled + args[index + 1 :]
+        if argument == "--explain" and not _is_word(args[index + 1 : index + 2]):
+            filled.append("all")
+    return filled
+
+
+def _is_word(following: list[str]) -> bool:
+    """Return whether an argument is the value of --explain, even if misspelled, not an option or the CONFIG."""
+    from memcalc.report.tables.explanation import EXPLAINABLE
+    from memcalc.spec.presets import preset_names
+
+    if not following or following[0].startswith("-"):
+        return False
+    word = following[0]
+    if word.lower().replace("-", "_") in EXPLAINABLE:
+        return True
+    is_config = word in preset_names() or "." in word or "/" in word or Path(word).exists()
+    return not is_config
 
 
 CommandClass = EstimateCommand  # see memcalc/cli/tree.py
@@ -98,14 +121,6 @@ def command(
         from memcalc.report.tables.explanation import explainable
 
         explain = explainable(explain)
-    if plot:
-        from memcalc.cli.trace_output import check_files
-
-        check_files(plot, ())
-    if html is not None:
-        from memcalc.report.html.html_report import check_report
-
-        check_report(html)
     spec = api.load(config, *(overrides or ()), gpu=gpu)
     with shown_progress() as progress:
         result = api.estimate(spec, alloc_conf=alloc_conf, trace=trace, progress=progress).replayed

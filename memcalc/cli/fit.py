@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from memcalc.cli.options import AcceptUnknown, Config, Gpu, Html, Set, Units
+from memcalc.cli.options import AcceptUnknown, Config, Gpu, Html, Set, Units, writable_picture
 from memcalc.cli.shorthand import ShorthandCommand, with_shorthands
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def command(
         Literal["accelerate", "deepspeed", "torchtitan", "megatron", "axolotl", "trainer"] | None,
         typer.Option("--as", help="Program to write the file of --write for."),
     ] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help=PLOT_HELP)] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help=PLOT_HELP, callback=writable_picture)] = None,
     html: Html = None,
     accept_unknown: AcceptUnknown = False,
     form: Annotated[Literal["table", "json"], typer.Option("--format", "-f")] = "table",
@@ -89,14 +89,6 @@ def command(
 
     if write is not None or program is not None:
         _check_target(write, program, searched=maximize or minimize)
-    if plot is not None:
-        from memcalc.report.plots.files import PICTURES, check_target
-
-        check_target(plot, PICTURES)
-    if html is not None:
-        from memcalc.report.html.html_report import check_report
-
-        check_report(html)
     with shown_progress() as progress:
         answer = api.fit(
             config,

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from memcalc.cli.options import CONFIG_HELP, Device, Html, Plot, Set, Units, complete_config
+from memcalc.cli.options import CONFIG_HELP, Device, Export, Html, Plot, Set, Units, complete_config
 from memcalc.cli.shorthand import ShorthandCommand, with_shorthands
-from memcalc.cli.trace import EXPORT_HELP
 from memcalc.errors import InputError, MemcalcError
 from memcalc.text import harmless
 
@@ -59,7 +58,7 @@ def command(
     record: Annotated[Path | None, typer.Option(metavar="FILE", help="Append the results to this file.")] = None,
     plot: Plot = None,
     html: Html = None,
-    export: Annotated[list[Path] | None, typer.Option(metavar="FILE", help=EXPORT_HELP)] = None,
+    export: Export = None,
     python: Annotated[
         str | None,
         typer.Option(metavar="PYTHON", help="Python interpreter with a CUDA build of torch, for --trace null."),
@@ -75,7 +74,7 @@ def command(
     Example: memcalc measure gpt2 --device cpu --steps 3
     """
     from memcalc import api
-    from memcalc.cli.measure_output import check_files, print_measured, write_files, write_measured_report
+    from memcalc.cli.measure_output import print_measured, write_files, write_measured_report
     from memcalc.cli.messages import show_warning
     from memcalc.cli.output import WrittenFiles
     from memcalc.measuring.measure import MeasurementOutOfMemory, RecordNotWritten
@@ -98,7 +97,6 @@ def command(
         raise InputError(
             "measure needs one configuration.", "Name CONFIG or --model NAME, e.g. `memcalc measure gpt2`."
         )
-    check_files(plot or (), export or (), html)
     traces = _traces(trace)
     spec = api.load_to_run(config or model or "", *(overrides or ()))
     first = here is None or here.rank == 0

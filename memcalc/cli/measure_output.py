@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memcalc.cli.output import WrittenFiles, print_json, print_text
-from memcalc.cli.trace_output import check_files, write_run
+from memcalc.cli.trace_output import write_run
 from memcalc.report.grid import markdown_grid
 from memcalc.units import Unit
 
 if TYPE_CHECKING:
     from memcalc.measuring import Measurement
     from memcalc.validation.predicted_vs_measured import PredictedVsMeasured
-
-__all__ = ["check_files", "print_measured", "write_files", "write_measured_report"]
 
 
 def write_files(measurement: Measurement, plots: Iterable[Path], exports: Iterable[Path], unit: Unit) -> None:

@@ -31,6 +31,43 @@ def complete_field(incomplete: str) -> list[str]:
     return sorted({f"{name}=" for name in all_field_names() if name.startswith(incomplete)})
 
 
+def writable_report(path: Path | None) -> Path | None:
+    """Refuse a file for a report that nothing could write, before time is spent on its content; so do the others."""
+    if path is not None:
+        from memcalc.report.html.html_report import check_report
+
+        check_report(path)
+    return path
+
+
+def writable_picture(path: Path | None) -> Path | None:
+    """Refuse a file that is not a picture, or that nothing could write."""
+    if path is not None:
+        from memcalc.report.plots.files import PICTURES, check_target
+
+        check_target(path, PICTURES)
+    return path
+
+
+def writable_plots(paths: list[Path] | None) -> list[Path] | None:
+    """Refuse files for a plot that nothing could write."""
+    for path in paths or ():
+        from memcalc.report.plots.files import check_target
+
+        check_target(path)
+    return paths
+
+
+def writable_exports(paths: list[Path] | None) -> list[Path] | None:
+    """Refuse files for other programs that nothing could write."""
+    for path in paths or ():
+        from memcalc.report.exports import SUFFIXES
+        from memcalc.report.plots.files import check_target
+
+        check_target(path, SUFFIXES)
+    return paths
+
+
 CONFIG_HELP = (
     "A Hugging Face hub id, a preset (see `memcalc models`), a YAML file, a config.json or its directory, another "
     "framework's configuration, or - for standard input."
@@ -58,8 +95,15 @@ Units = Annotated[Unit, typer.Option("--units", "-u", help="GiB is 2^30 bytes, G
 PLOT_HELP = (
     "Draw memory over the run: .png or .svg (extra plot), .html, a self-contained page, or .json, its data. Repeatable."
 )
-Plot = Annotated[list[Path] | None, typer.Option("--plot", metavar="FILE", help=PLOT_HELP)]
+Plot = Annotated[list[Path] | None, typer.Option("--plot", metavar="FILE", help=PLOT_HELP, callback=writable_plots)]
+EXPORT_HELP = (
+    "Write the run for another program: .pickle, a memory snapshot for pytorch.org/memory_viz; .json, a Chrome trace "
+    "for ui.perfetto.dev; .jsonl, memcalc's own events. Repeatable."
+)
+Export = Annotated[
+    list[Path] | None, typer.Option("--export", metavar="FILE", help=EXPORT_HELP, callback=writable_exports)
+]
 HTML_HELP = "Write a report: one self-contained .html file that opens offline."
-Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help=HTML_HELP)]
+Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help=HTML_HELP, callback=writable_report)]
 AcceptUnknown = Annotated[bool, typer.Option("--accept-unknown", help="Exit 0 if the verdict is CANNOT SAY.")]
 Device = Annotated[str | None, typer.Option("--device", metavar="cuda|cpu", help="Device to run on; default: the GPU.")]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from memcalc.cli.options import AcceptUnknown, Config, Gpu, Html, Set, Units
+from memcalc.cli.options import AcceptUnknown, Config, Gpu, Html, Set, Units, writable_picture
 from memcalc.errors import InputError
 from memcalc.files import write_text
 from memcalc.units import Unit
@@ -62,7 +62,9 @@ def command(
     ] = 25.0,
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Draw memory against compute: .png or .svg (extra plot)."),
+        typer.Option(
+            metavar="FILE", help="Draw memory against compute: .png or .svg (extra plot).", callback=writable_picture
+        ),
     ] = None,
     html: Html = None,
     write: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the configuration with the plan.")] = None,
@@ -102,14 +104,6 @@ def command(
             "Set the plan of a configuration with --set recompute=.",
             "--plan",
         )
-    if plot is not None:
-        from memcalc.report.plots.files import PICTURES, check_target
-
-        check_target(plot, PICTURES)
-    if html is not None:
-        from memcalc.report.html.html_report import check_report
-
-        check_report(html)
     with shown_progress() as progress:
         planned = api.recompute(
             config,

@@ -47,7 +47,7 @@ def print_sizing(
     if form == "json":
         from memcalc.documents.result import document_with_sources
 
-        others = {} if measurement is None else {"measured": measurement.to_result()}
+        others = {} if measurement is None else {"measured": measurement.result}
         print_json(document_with_sources(result, **others))
     elif form == "markdown":
         from memcalc.report.markdown import sizing_markdown
@@ -56,7 +56,7 @@ def print_sizing(
         if measurement is not None:
             from memcalc.report.tables.comparison import comparison_grids
 
-            for grid in comparison_grids((result, measurement.to_result()), unit):
+            for grid in comparison_grids((result, measurement.result), unit):
                 print_text("\n" + "\n".join(markdown_grid(grid)).rstrip())
     elif form == "csv":
         from memcalc.report.ledger_csv import ledger_csv
@@ -84,7 +84,7 @@ def print_sizing(
         if measurement is not None:
             from memcalc.report.tables.comparison import draw_comparison
 
-            draw_comparison(screen, (result, measurement.to_result()), unit)
+            draw_comparison(screen, (result, measurement.result), unit)
 
 
 def print_listing(form: str, rows: list[dict[str, Any]], grid: TextTable) -> None:

@@ -66,10 +66,6 @@ def command(
         from memcalc.report.plots.segments import SUFFIXES
 
         check_place(picture, SUFFIXES)
-    for path in plot or ():
-        from memcalc.report.plots.files import check_target
-
-        check_target(path)
     if kind_of(Path(source)) == "config":
         gc.set_threshold(700, 10, 10)  # a step that is traced makes garbage, unlike a recording and start-up
     with shown_progress() as progress:

@@ -10,17 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from memcalc.cli.options import Gpu, Html, Plot, Set, Units, complete_config
+from memcalc.cli.options import Export, Gpu, Html, Plot, Set, Units, complete_config
 from memcalc.cli.shorthand import ShorthandCommand, assignments, with_shorthands
 
 if TYPE_CHECKING:
     from memcalc.spec.spec import Spec
-
-EXPORT_HELP = (
-    "Write the run for another program: .pickle, a memory snapshot for pytorch.org/memory_viz; .json, a Chrome trace "
-    "for ui.perfetto.dev; .jsonl, memcalc's own events. Repeatable."
-)
-
 
 CONFIG_HELP = (
     "A configuration as for `memcalc estimate`, or FILE.py:NAME of a function without arguments that returns a "
@@ -79,7 +73,7 @@ def command(
     ] = False,
     plot: Plot = None,
     html: Html = None,
-    export: Annotated[list[Path] | None, typer.Option(metavar="FILE", help=EXPORT_HELP)] = None,
+    export: Export = None,
     record: Annotated[Path | None, typer.Option(metavar="FILE", help="Write every event to this file.")] = None,
     form: Annotated[
         Literal["table", "json", "markdown", "csv"], typer.Option("--format", "-f", help="csv: the ledger's rows.")
@@ -97,18 +91,16 @@ def command(
     from memcalc.cli.output import WrittenFiles
     from memcalc.cli.ranks import one_of
     from memcalc.cli.trace_output import (
-        check_files,
         print_trace,
         reject_options,
         results_to_compare,
-        write_files,
+        write_run,
         write_trace_report,
     )
     from memcalc.report.progress import shown_progress
     from memcalc.spec.python_target import is_python_target
 
     gc.set_threshold(700, 10, 10)  # a running step makes garbage, unlike the start-up that main() tunes for
-    check_files(plot or (), export or (), html)
     given = tuple(overrides or ())
     options: dict[str, Any] = {"steps": steps, "semantics": semantics, "alloc_conf": alloc_conf, "inputs": inputs}
     source: str | Spec = config
@@ -136,7 +128,7 @@ def command(
             from memcalc.events import write_events
 
             write_events(record, traced.events)
-        write_files(traced, plot or (), export or (), units)
+        write_run(traced, traced.result, plot or (), export or (), units)
     others = results_to_compare(source, device, steps, alloc_conf) if compare and not isinstance(source, str) else ()
     if html is not None:
         with files.writing():

@@ -28,23 +28,6 @@ def recorded(traced: Trace | ModuleTrace) -> RecordedRun:
     return RecordedRun(traced.timeline, traced.replay, None if gpu is None else gpu.usable_bytes - gpu.context_bytes)
 
 
-def check_files(plots: Iterable[Path], exports: Iterable[Path], html: Path | None = None) -> None:
-    """Refuses files that could not be written, before the run is traced."""
-    if html is not None:
-        from memcalc.report.html.html_report import check_report
-
-        check_report(html)
-    for path in plots:
-        from memcalc.report.plots.files import check_target
-
-        check_target(path)
-    for path in exports:
-        from memcalc.report.exports import SUFFIXES
-        from memcalc.report.plots.files import check_target
-
-        check_target(path, SUFFIXES)
-
-
 def reject_options(given: Mapping[str, object], whose: str, why: str, remedy: str = "") -> None:
     """Refuse options that would have no effect.
 
@@ -62,11 +45,6 @@ def reject_options(given: Mapping[str, object], whose: str, why: str, remedy: st
         names = ", ".join(found)
         problem = f"{names} {'is an option' if len(found) == 1 else 'are options'} {whose}, but {why}."
         raise InputError(problem, remedy or f"Leave {names} out.")
-
-
-def write_files(traced: Trace | ModuleTrace, plots: Iterable[Path], exports: Iterable[Path], unit: Unit) -> None:
-    """Write the plots and the files for other programs."""
-    write_run(traced, traced.result, plots, exports, unit)
 
 
 def write_run(

@@ -29,7 +29,7 @@ _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 class LogLine(NamedTuple):
-    """One line of a log."""
+    """A line with its number, by which a reader finds it in the log."""
 
     number: int  # from 1
     text: str

@@ -58,10 +58,6 @@ class DownsampledTimeline:
         """The maximum of a plot's y axis in bytes."""
         return max(_highest_value(self.stretches), self.limit or 0)
 
-    def span_of(self, event: int) -> PhaseInterval | None:
-        """Return the phase that an event belongs to; None before the first phase."""
-        return next((span for span in reversed(self.spans) if span.begin <= event), None)
-
 
 def downsample(
     timeline: Timeline,

@@ -34,11 +34,6 @@ class MemoryCurve:
         """Allocated bytes after each event that completed."""
         return self.timeline.totals if self.allocated is None else self.allocated
 
-    @property
-    def failed(self) -> bool:
-        """Whether the run ran out of memory before its last event."""
-        return len(self.totals) < len(self.timeline.events)
-
     @cached_property
     def peak_bytes(self) -> int:
         """Peak allocated bytes."""

@@ -9,19 +9,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import NamedTuple
 
 from memcalc.errors import InputError
 from memcalc.events.event import Event, EventType
 from memcalc.ledger.component import Component
-
-
-class PhasePeak(NamedTuple):
-    """The peak of one phase."""
-
-    phase: str
-    event: int  # position in the stream
-    bytes: int
 
 
 @dataclass(frozen=True)
@@ -45,15 +36,6 @@ class Timeline:
         """Peak live bytes; 0 for an empty stream."""
         return max(self.totals, default=0)
 
-    @cached_property
-    def peak_index(self) -> int:
-        """The position of the first event at the peak.
-
-        Raises:
-            ValueError: for an empty stream, which has no events.
-        """
-        return self.totals.index(self.peak_bytes)
-
     def live_after(self, index: int) -> list[Event]:
         """Return the allocations that are live after event `index`, in allocation order."""
         living: dict[int, Event] = {}
@@ -70,33 +52,6 @@ class Timeline:
         for event in self.live_after(index):
             sums[event.component] = sums.get(event.component, 0) + event.bytes
         return {component: sums[component] for component in (*Component, None) if sums.get(component)}
-
-    def series(self) -> dict[Component | None, tuple[int, ...]]:
-        """Return live bytes after each event for each component that occurs, for a plot; None is unattributed."""
-        found = {event.component for event in self.changed if event is not None}
-        return {
-            component: tuple(
-                accumulate(
-                    delta if event is not None and event.component is component else 0
-                    for delta, event in zip(self.deltas, self.changed, strict=True)
-                )
-            )
-            for component in (*Component, None)
-            if component in found
-        }
-
-    def phase_peaks(self) -> list[PhasePeak]:
-        """Return the peak of each phase, from its mark (with the total before it) to the next mark.
-
-        Events before the first mark belong to no phase.
-        """
-        peaks: list[PhasePeak] = []
-        for index, (event, total) in enumerate(zip(self.events, self.totals, strict=True)):
-            if event.kind is EventType.PHASE:
-                peaks.append(PhasePeak(event.phase, index, total))
-            elif peaks and total > peaks[-1].bytes:
-                peaks[-1] = PhasePeak(peaks[-1].phase, index, total)
-        return peaks
 
 
 def timeline(events: Iterable[Event]) -> Timeline:

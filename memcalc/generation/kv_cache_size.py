@@ -108,17 +108,12 @@ def pool_items(spec: Spec, stage: Stage, mask: int) -> list[RowDraft]:
     return items
 
 
-def cache_bytes(spec: Spec, tokens: int, layers: int | None = None) -> int:
+def cache_bytes(spec: Spec, tokens: int) -> int:
     """Return the bytes of the cache of one sequence with `tokens` tokens, over all layers, on one tensor-parallel rank.
 
     Counts the tokens; the storages of a dynamic cache with a sliding window can be larger for a while.
-
-    Args:
-        spec: the run.
-        tokens: tokens in the cache.
-        layers: number of layers on the stage; None: all layers. With sliding windows it must be all.
     """
-    total = spec.model.num_layers if layers is None else layers
+    total = spec.model.num_layers
     slide = windowed_layers(spec, 0, total)
     width = token_width(spec).bytes
     full = (total - slide) * cached_tokens(spec, tokens, windowed=False)

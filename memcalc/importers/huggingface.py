@@ -56,8 +56,6 @@ OPTIMIZERS = {
     "muon": "muon",
 }
 FUSED = ("adamw_torch_fused", "adamw_apex_fused")
-
-ON = {True: True, False: False, "true": True, "false": False}
 RECOMPUTE = {True: "full", False: "none", "true": "full", "false": "none", "unsloth": "full", "offload": "full"}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -16,8 +15,7 @@ from memcalc.layout.schedules import (
 )
 from memcalc.layout.spec_cache import cached_by_spec
 from memcalc.spec.layers import applies_no_rope, are_mixed, has_mask, windows_among
-from memcalc.spec.model import ModelSpec
-from memcalc.spec.recompute_plan import has_segments, leaves
+from memcalc.spec.recompute_plan import leaves
 from memcalc.spec.spec import Spec
 from memcalc.spec.training import TrainingSpec
 
@@ -67,38 +65,16 @@ class Stage(NamedTuple):
         return tuple(number for piece in self.chunks for number in range(piece.first, piece.stop))
 
 
-class LayerTraits(NamedTuple):
-    """The features in which layer types differ.
-
-    Args:
-        experts: whether the MLP is a mixture of experts.
-        recomputed: whether the layer is recomputed in backward.
-        masked: whether the sequence exceeds its sliding window, which a mask then applies.
-        unturned: whether no RoPE is applied.
-        linear: whether it has linear attention.
-        full_heads: whether it has the heads of `full_attention`.
-        mixer: the letter of its single module; empty: it has attention and an MLP.
-    """
-
-    experts: bool
-    recomputed: bool
-    masked: bool
-    without_rope: bool
-    linear: bool
-    full_heads: bool
-    mixer: str
-
-
 class LayerModules(NamedTuple):
     """The features in which the modules of layers differ, regardless of a recomputation plan.
 
     Args:
-        experts: see `LayerTraits`.
-        masked: see `LayerTraits`.
-        without_rope: see `LayerTraits`.
-        linear: see `LayerTraits`.
-        full_heads: see `LayerTraits`.
-        mixer: see `LayerTraits`.
+        experts: whether the MLP is a mixture of experts.
+        masked: whether the sequence exceeds its sliding window, which a mask then applies.
+        without_rope: whether no RoPE is applied.
+        linear: whether it has linear attention.
+        full_heads: whether it has the heads of `full_attention`.
+        mixer: the letter of its single module; empty: it has attention and an MLP.
         detached: whether the input needs no gradient, since nothing before it trains.
         reads_leaf: whether matmuls read the input, a leaf with a gradient; autocast caches casts of leaves.
     """
@@ -118,63 +94,15 @@ class LayerModules(NamedTuple):
         return self.detached or self.reads_leaf
 
 
-class LayerType(NamedTuple):
-    """Layers of one type on a stage: the traits, and which layers have them.
-
-    Args:
-        experts: see `LayerTraits`.
-        recomputed: see `LayerTraits`.
-        masked: see `LayerTraits`.
-        unturned: see `LayerTraits`.
-        linear: see `LayerTraits`.
-        full_heads: see `LayerTraits`.
-        mixer: see `LayerTraits`.
-        count: number of such layers.
-        first: the first of them.
-        last: the last of them.
-        detached: whether the input needs no gradient, since nothing before it trains.
-        reads_leaf: whether matmuls read the input, a leaf with a gradient; autocast caches casts of leaves.
-    """
-
-    experts: bool
-    recomputed: bool
-    masked: bool
-    without_rope: bool
-    linear: bool
-    full_heads: bool
-    mixer: str
-    count: int  # type: ignore[assignment] # hides tuple.count, which no kind needs
-    first: int
-    last: int
-    detached: bool = False
-    reads_leaf: bool = False
-
-    @property
-    def starts_apart(self) -> bool:
-        """Whether it is a first layer that differs from the others in its input."""
-        return self.detached or self.reads_leaf
-
-    @property
-    def traits(self) -> LayerTraits:
-        """The traits that its layers share."""
-        traits = (self.experts, self.recomputed, self.masked, self.without_rope, self.linear)
-        return LayerTraits(*traits, self.full_heads, self.mixer)
-
-
-def stages_of(spec: Spec, micro_batches: int | None = None) -> tuple[Stage, ...]:
-    """Return the stages of a pipeline; remaining layers go to the first stages.
-
-    Args:
-        spec: the run.
-        micro_batches: micro-batches per optimizer step, where they differ from the run's.
-    """
+def stages_of(spec: Spec) -> tuple[Stage, ...]:
+    """Return the stages of a pipeline; remaining layers go to the first stages."""
     parallelism = spec.parallelism
     return _stages_of(
         spec.model.num_layers,
         parallelism.pipeline_parallel,
         parallelism.schedule,
         parallelism.virtual_stages,
-        micro_batches or spec.training.gradient_accumulation_steps,
+        spec.training.gradient_accumulation_steps,
     )
 
 
@@ -207,30 +135,17 @@ def one_in_flight(stage: Stage) -> Stage:
     return stage._replace(index=0, in_flight=1, embeddings=1, heads=1, waiting=0)
 
 
-def kinds_of(spec: Spec, stage: Stage) -> list[LayerType]:
-    """Return the layer types of a stage that have layers, in the order of their first layer.
-
-    Above a frozen embedding the first layer can be a separate type.
-    """
-    if stage.first > 0 or stage.stop == 0 or not _starts_apart(spec):
-        return _kinds_of(spec, stage)
-    first = _kinds_of(spec, stage._replace(stop=1))
-    rest = _kinds_of(spec, stage._replace(first=1)) if stage.stop > 1 else []
-    detached, reads = starts_detached(spec), reads_leaf(spec)
-    return [*(layer_type._replace(detached=detached, reads_leaf=reads) for layer_type in first), *rest]
-
-
 def composition(spec: Spec, stage: Stage) -> tuple[object, ...]:
     """Return a key of what the memory of a stage or chunk depends on, except its micro-batches in flight."""
-    plan, moe = spec.training.recompute, spec.model.moe
-    if has_segments(plan):  # it is simulated layer by layer
-        return stage.first, stage.stop, stage.has_embedding, stage.has_head
-    patterned = plan not in ("none", "selective", "full") or are_mixed(spec)
-    if not patterned and moe is None and not _starts_apart(spec):
-        return stage.stop - stage.first, stage.has_embedding, stage.has_head
-    place = (stage.first, stage.stop) if patterned else ()  # the pattern of layers depends on the first layer
-    kinds = ((layer_type.traits, layer_type.count, layer_type.starts_apart) for layer_type in kinds_of(spec, stage))
-    return (*kinds, stage.has_embedding, stage.has_head, place)
+    first, stop, ends = stage.first, stage.stop, (stage.has_embedding, stage.has_head)
+    if spec.training.recompute not in ("none", "selective", "full") or are_mixed(spec):
+        return first, stop, *ends  # the pattern of layers depends on the first layer
+    return (
+        stop - first,
+        spec.model.layers_with_experts(first, stop),
+        first == 0 < stop and _starts_apart(spec),
+        *ends,
+    )
 
 
 def stages_that_matter(spec: Spec) -> list[Stage]:
@@ -268,31 +183,11 @@ def _starts_apart(spec: Spec) -> bool:
     return starts_detached(spec) or reads_leaf(spec)
 
 
-def _kinds_of(spec: Spec, stage: Stage) -> list[LayerType]:
-    if are_mixed(spec):
-        return _mixed_kinds(spec, stage)
-    dense = dense_layers(spec.model)
-    mixer = spec.model.mixer(0)
-    spans = [(False, stage.first, min(stage.stop, dense)), (True, max(stage.first, dense), stage.stop)]
-    kinds = []
-    masked, unturned = has_mask(spec, 0), applies_no_rope(spec, 0)
-    linear, full_heads = spec.model.is_linear(0), spec.model.has_full_heads(0)
-    for experts, lo, hi in spans:
-        recomputed = recomputed_count(spec.training, lo, hi) if hi > lo else 0
-        for again, count in ((False, hi - lo - recomputed), (True, recomputed)):
-            if hi > lo and count > 0:
-                first, last = _ends(spec.training, again, lo, hi)
-                traits = (experts, again, masked, unturned, linear, full_heads, mixer)
-                kinds.append(LayerType(*traits, count, first, last))
-    return sorted(kinds, key=lambda layer_type: layer_type.first)
-
-
-def _mixed_kinds(spec: Spec, stage: Stage) -> list[LayerType]:
-    """Return `kinds_of` where several layer types alternate; checks each layer."""
-    found: dict[LayerTraits, list[int]] = {}
-    for layer in range(stage.first, stage.stop):
-        found.setdefault(_traits_of(spec, layer), []).append(layer)
-    return [LayerType(*kind, len(layers), layers[0], layers[-1]) for kind, layers in found.items()]
+def layers_are_alike(spec: Spec, stage: Stage) -> bool:
+    """Return whether the layers of a stage or chunk differ in nothing, but that the first may start apart."""
+    again = recomputed_layers(spec.training, stage.first, stage.stop)
+    modules = ((layer_modules(spec, layer), layer in again) for layer in range(stage.first, stage.stop))
+    return len({each for each in modules if not each[0].starts_apart}) == 1
 
 
 @cached_by_spec
@@ -321,38 +216,15 @@ def layer_modules(spec: Spec, layer: int) -> LayerModules:
     return known[key]
 
 
-def _traits_of(spec: Spec, layer: int) -> LayerTraits:
-    model = spec.model
-    again = recomputed_count(spec.training, layer, layer + 1) == 1
-    return LayerTraits(
-        experts=model.has_experts(layer),
-        recomputed=again,
-        masked=has_mask(spec, layer),
-        without_rope=applies_no_rope(spec, layer),
-        linear=model.is_linear(layer),
-        full_heads=model.has_full_heads(layer),
-        mixer=model.mixer(layer),
-    )
-
-
-def dense_layers(model: ModelSpec) -> int:
-    """Return the number of leading layers with a dense MLP, where all dense layers come first."""
-    if model.layer_pattern:  # where all layers have one letter: others are mixed
-        return 0 if model.has_experts(0) else model.num_layers
-    return model.num_layers if model.moe is None else min(model.moe.first_dense_layers, model.num_layers)
-
-
-def recomputed_count(training: TrainingSpec, lo: int, hi: int) -> int:
-    """Return the number of layers in [lo, hi) that are recomputed in backward."""
+def recomputed_layers(training: TrainingSpec, first: int, stop: int) -> set[int]:
+    """Return the layers from `first` to `stop` (exclusive) that are recomputed in backward."""
     plan = training.recompute
     if not isinstance(plan, str):
-        return sum(lo <= layer < hi for layer in set(leaves(plan)))
-    if plan == "full":
-        return hi - lo
-    if plan.startswith("every-"):
-        k = int(plan.removeprefix("every-"))  # layers k-1, 2k-1, ...
-        return hi // k - lo // k
-    return 0
+        return {layer for layer in leaves(plan) if first <= layer < stop}
+    if plan in ("none", "selective"):
+        return set()
+    k = 1 if plan == "full" else int(plan.removeprefix("every-"))
+    return {layer for layer in range(first, stop) if (layer + 1) % k == 0}  # layers k-1, 2k-1, ...
 
 
 def recomputed_windows(spec: Spec) -> tuple[bool, bool]:
@@ -368,26 +240,6 @@ def recomputed_windows(spec: Spec) -> tuple[bool, bool]:
 
 def first_recomputed_layer(spec: Spec, stage: Stage, readers: str) -> int:
     """Return the first layer of a stage that reads a mask and is recomputed; `readers`: all, or one of READERS."""
-    wanted = READERS.get(readers)
-    for layer in range(stage.first, stage.stop):
-        if recomputed_count(spec.training, layer, layer + 1) and wanted in (None, spec.model.has_window(layer)):
-            return layer
-    return stage.stop
-
-
-def _ends(training: TrainingSpec, recomputed: bool, lo: int, hi: int) -> tuple[int, int]:
-    """Return the first and last layer in [lo, hi) that is (or is not) recomputed; there must be one."""
-    plan = training.recompute
-    if isinstance(plan, str):
-        if not plan.startswith("every-"):
-            return lo, hi - 1
-        k = int(plan.removeprefix("every-"))
-        if recomputed:
-            return (lo // k + 1) * k - 1, hi // k * k - 1
-        return (lo if (lo + 1) % k else lo + 1), (hi - 1 if hi % k else hi - 2)
-    named = set(leaves(plan))
-    if recomputed:
-        inside = sorted(layer for layer in named if lo <= layer < hi)
-        return inside[0], inside[-1]
-    is_kept: Callable[[int], bool] = lambda layer: layer not in named  # noqa: E731
-    return next(filter(is_kept, range(lo, hi))), next(filter(is_kept, range(hi - 1, lo - 1, -1)))
+    wanted, model = READERS.get(readers), spec.model
+    recomputed = recomputed_layers(spec.training, stage.first, stage.stop)
+    return min((layer for layer in recomputed if wanted in (None, model.has_window(layer))), default=stage.stop)

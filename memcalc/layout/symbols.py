@@ -85,9 +85,6 @@ MEANINGS = {
     "V_p": "rows of the LM head's weight for the tile before or after, at most V_t; 0 without one",
 }
 
-# axes that tensor parallelism shards across t ranks
-SPLIT_AXES = ("h", "h_kv", "F", "F_e", "F_s", "V", "4·d", "3·d", "2·F_e", "2·F", "2·4·d")
-
 
 @lru_cache(maxsize=256)
 def model_values(model: ModelSpec, tensor_parallel: int) -> dict[str, int]:

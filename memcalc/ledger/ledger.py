@@ -104,11 +104,3 @@ class Ledger:
         """Return the rows that are live at the peak of a phase, largest first."""
         rows = (row for row in self.rows if phase in row.phases and component in (None, row.component))
         return sorted(rows, key=lambda row: -row.bytes)
-
-    def by_module(self, phase: str, component: Component | None = None) -> dict[str, int]:
-        """Return bytes by module at the peak of a phase, in the order of the rows."""
-        table: dict[str, int] = {}
-        for row in self.rows:
-            if phase in row.phases and component in (None, row.component):
-                table[row.module] = table.get(row.module, 0) + row.bytes
-        return table

@@ -128,10 +128,6 @@ class Measurement:
 
         return to_result(self)
 
-    def to_result(self) -> Result:
-        """Return `result`."""
-        return self.result
-
     def to_record(self) -> dict[str, Any]:
         """Return the figures as a record: everything but the events."""
         from memcalc.measuring.records import to_record

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-BALANCED, WORST_CASE = "balanced", "worst-case"  # how unknown scores choose experts and tokens
+BALANCED = "balanced"  # the default of `Options.routing`
 
 
 class Options(TypedDict, total=False):

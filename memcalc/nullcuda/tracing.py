@@ -91,22 +91,21 @@ def _record(
     return report, recording
 
 
-def step_environment(gpu: GpuSpec, memory_of: GpuSpec, python: str, folder: Path, gpus: int = 1) -> dict[str, str]:
-    """Return variables for a process of another interpreter that runs memcalc's step on emulated GPUs.
+def step_environment(gpu: GpuSpec, memory_of: GpuSpec, python: str, folder: Path) -> dict[str, str]:
+    """Return variables for a process of another interpreter that runs memcalc's step on an emulated GPU.
 
     Args:
         gpu: the GPU.
         memory_of: the GPU that sets the memory size.
         python: an interpreter with a CUDA build of torch.
         folder: directory for a search path; it must exist as long as the process.
-        gpus: number of GPUs.
     """
     # Only memcalc's own package: the directory that contains it may also have a CPU build of torch.
     (folder / "path").mkdir()
     (folder / "path" / "memcalc").symlink_to(PACKAGE, target_is_directory=True)
-    variables = environment(gpu.name, gpus, pythons=(python,), skip_init=True)
+    variables = environment(gpu.name, 1, pythons=(python,), skip_init=True)
     variables["PYTHONPATH"] = os.pathsep.join((str(folder / "path"), variables["PYTHONPATH"]))
-    variables["MEMCALC_NULL_PROPERTIES"] = properties(memory_of, gpus)
+    variables["MEMCALC_NULL_PROPERTIES"] = properties(memory_of, 1)
     return variables | compiler_cache(folder)
 
 

@@ -157,9 +157,9 @@ class Elementwise(Base):
             self.tape.still_referenced(x, variance, product)
         return y
 
-    def normed_in_fp32(self, x: Tensor, module: str, out: Shape | None = None) -> Tensor:
+    def normed_in_fp32(self, x: Tensor, module: str) -> Tensor:
         """x / sqrt(mean(x^2) + eps), as separate operators."""
-        return self.normed_with_variance(self.cast(x, "fp32", f"{module} input in fp32"), module, out)[1]
+        return self.normed_with_variance(self.cast(x, "fp32", f"{module} input in fp32"), module, None)[1]
 
     def normed_with_variance(self, wide: Tensor, module: str, out: Shape | None) -> tuple[Tensor, Tensor]:
         """Return the mean of the squares of x, and x divided by its square root."""

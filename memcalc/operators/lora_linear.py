@@ -13,13 +13,15 @@ from memcalc.programs.tape import NEW, Node, Shape, Tensor
 from memcalc.spec.finetuning import QKV
 from memcalc.workspaces import ceil_div
 
-PEFT = "PEFT 0.21 tuners/lora/layer.py"
 LITGPT = "LitGPT 0.5.13 litgpt/lora.py, LoRAQKVLinear"
 BITSANDBYTES = "bitsandbytes 0.50 backends/cuda/ops.py, _dequant_linear_fallback; autograd/_functions.py, MatMul4Bit"
 
 
 class LoraLinear(Float8Linear, Elementwise):
-    """Linear layers of bitsandbytes (QLoRA) and PEFT; without frozen parameters nn.Linear."""
+    """Linear layers of bitsandbytes (QLoRA) and PEFT; without frozen parameters nn.Linear.
+
+    Source: PEFT 0.21 tuners/lora/layer.py.
+    """
 
     def linear(
         self,

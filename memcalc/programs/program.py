@@ -211,7 +211,7 @@ class Program:
         )
 
     def stream(self, name: Stream) -> tuple[StorageEvent, ...]:
-        """Return one of its streams."""
+        """Return the requests of forward, of the loss or of backward."""
         return {"forward": self.forward, "loss": self.loss, "backward": self.backward}[name]
 
     @cached_property

@@ -89,7 +89,7 @@ def sizer_of(values: Mapping[str, int]) -> ProgramSizer:
 
 
 def run_sizer(spec: Spec, gpu: GpuSpec | None) -> ProgramSizer:
-    """Return the sizer of a run."""
+    """Return the sizer for the symbols of a run on a GPU; None: the GPU that workspaces are assumed for."""
     return sizer_of(symbol_values(spec, gpu))
 
 

@@ -263,16 +263,6 @@ def open_chain(path: str) -> DescribedChain:
     return DescribedChain(path, described.name, sizes)
 
 
-def read_chain(path: str) -> tuple[str, Chain]:
-    """Return the name and the chain of a file.
-
-    Raises:
-        InputError: as `open_chain`.
-    """
-    described = open_chain(path)
-    return described.name, described.chain()
-
-
 def _blocks(described: list[BlockSizes], batch: int) -> list[ChainBlock]:
     return [
         simple_block(

@@ -52,7 +52,7 @@ def shown_file(file: str) -> str:
 
 
 class OperatorLocation(NamedTuple):
-    """Location of an operator."""
+    """The place of an operator in the model and in its source, which attributes the memory that it allocates."""
 
     module: str = ""  # path in the model; "" outside of it
     line: Line = NOWHERE

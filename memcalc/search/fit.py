@@ -11,10 +11,10 @@ from memcalc.ledger.result import Result
 from memcalc.progress import Progress, silent
 from memcalc.search.costs import fixed_sequences, step_sequences, token_seconds
 from memcalc.search.layouts import HOLDABLE, Space
+from memcalc.search.lower_bound import is_hopeless
 from memcalc.search.maxima import MAXIMA, maximum
 from memcalc.search.minima import MINIMA, MOST_GPUS, fewest_gpus, gpu_verdicts, least_recompute
 from memcalc.search.offers import OfferSearch, checked_prices, offers
-from memcalc.search.peaks import is_hopeless, verdict
 from memcalc.search.ranking import best_of, rank
 from memcalc.search.result import FitQuery, FitResult, Nearest
 from memcalc.search.variants import varied, violated_rule
@@ -24,7 +24,7 @@ from memcalc.spec.spec import Spec
 from memcalc.suggestions.candidates import OTHER_CARD, RESULTS, ChangeCandidate, candidates
 from memcalc.suggestions.change_search import ChangeSearch, SuggestedChange
 from memcalc.suggestions.run_overrides import UserRun, overrides_to
-from memcalc.verdict.judge import size
+from memcalc.verdict.judge import judge, size
 from memcalc.verdict.reasons import Reason, host_bytes, reason_of
 
 
@@ -159,11 +159,11 @@ def _nearest(run: UserRun, result: Result, gpu: GpuSpec, system: System, progres
     """Return the smallest changes that make the run fit: single ones, and pairs that are not enough alone."""
     judged = 0
 
-    def judge(changed: Result) -> tuple[int, bool | None]:
+    def outcome(changed: Result) -> tuple[int, bool | None]:
         nonlocal judged
         progress("changes", judged)
         judged += 1
-        found = verdict(changed.spec)
+        found = judge(changed.spec)
         return found.needed_bytes, found.fits
 
     def priced(change: SuggestedChange) -> Nearest:
@@ -177,7 +177,7 @@ def _nearest(run: UserRun, result: Result, gpu: GpuSpec, system: System, progres
     before = token_seconds(result.spec, system)
     offered = [*candidates(result.spec), *_larger_gpus(gpu)]
     words = overrides_to(run, result.spec)
-    finder = ChangeSearch(run, offered, result.ledger.peak_bytes, judge, is_hopeless, price, words)
+    finder = ChangeSearch(run, offered, result.ledger.peak_bytes, outcome, is_hopeless, price, words)
     fitting = [change for change in finder.singles() if change.fits]
     return sorted(map(priced, (*fitting, *finder.pairs())), key=_size)
 

@@ -12,13 +12,14 @@ from memcalc.layout.parameters import count_parameters
 from memcalc.ledger.result import Result
 from memcalc.ledger.verdict import Verdict, holding_memory
 from memcalc.search.boundary_search import bracket_and_bisect, fit_boundary
-from memcalc.search.peaks import is_expected, is_hopeless, is_replayed, verdict
+from memcalc.search.lower_bound import is_hopeless
 from memcalc.search.scaling import heads_step, scaled
 from memcalc.search.variants import varied, violated_rule
 from memcalc.spec.recompute_plan import leaves
 from memcalc.spec.spec import Spec
 from memcalc.units import divisors
-from memcalc.verdict.judge import size
+from memcalc.verdict.judge import is_expected_to_fit, judge, size
+from memcalc.verdict.needs import can_replay
 
 # Larger than any batch, sequence or model; the longest range that Python can measure with 32-bit sizes, as in a
 # browser.
@@ -119,11 +120,11 @@ def maximum(what: str, spec: Spec) -> Maximum:
 
     def fits(value: int) -> bool:
         run = allowed(value)
-        return run is not None and is_expected(run)
+        return run is not None and is_expected_to_fit(run)
 
     now = _place(scale.ladder, scale.now)
     start, step = max(0, now), 1
-    if is_replayed(spec):
+    if can_replay(spec):
         start = _admitted(scale.ladder, allowed, start)
         step = max(1, int(start * FIRST_STEP))
     every = 0
@@ -133,7 +134,7 @@ def maximum(what: str, spec: Spec) -> Maximum:
     next_value = found.next_value
     next_verdict = None
     if next_value is not None and next_value not in refused:
-        next_verdict = verdict(scale.run(next_value))
+        next_verdict = judge(scale.run(next_value))
     at = scale.run(found.value) if found.value else None
     smallest = scale.run(next_value) if next_verdict is not None and next_value is not None and at is None else None
     return Maximum(

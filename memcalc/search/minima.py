@@ -12,13 +12,13 @@ from memcalc.ledger.verdict import Verdict
 from memcalc.progress import Progress, silent
 from memcalc.search.boundary_search import fit_boundary
 from memcalc.search.layouts import Space
-from memcalc.search.peaks import verdict
 from memcalc.search.ranking import Failing, some_layout_fits
 from memcalc.search.variants import varied, violated_rule
 from memcalc.spec.hardware.gpus import GpuSpec, all_gpus
 from memcalc.spec.hardware.interconnect import System
 from memcalc.spec.hardware.kernels import missing_units
 from memcalc.spec.spec import Spec
+from memcalc.verdict.judge import judge
 
 MINIMA = ("gpus", "gpu_kind", "recompute", "cost")
 
@@ -168,7 +168,7 @@ def gpu_verdicts(spec: Spec, vendor: str) -> list[GpuVerdict]:
     for gpu in sorted(all_gpus(), key=lambda gpu: (gpu.usable_bytes, gpu.name)):
         if gpu.vendor == vendor:
             run = varied(spec, hardware={"gpu": gpu.name})
-            found.append(GpuVerdict(gpu, verdict(run), lacking(run, gpu)))
+            found.append(GpuVerdict(gpu, judge(run), lacking(run, gpu)))
     return found
 
 
@@ -198,10 +198,10 @@ def least_recompute(spec: Spec) -> LeastRecompute | None:
         return tuple(layer for piece in chunks for layer in range(piece.first, min(piece.first + layers, piece.stop)))
 
     def fits(recompute: str | tuple[int, ...]) -> bool:
-        return verdict(run(recompute)).answer == "fits"
+        return judge(run(recompute)).answer == "fits"
 
     def needed(recompute: str | tuple[int, ...]) -> int:
-        return verdict(run(recompute)).needed_bytes
+        return judge(run(recompute)).needed_bytes
 
     if spec.training.attention == "eager" and not fits("none") and fits("selective"):
         return LeastRecompute("selective", 0, most, needed("selective"))

@@ -16,11 +16,12 @@ from memcalc.ledger.verdict import Answer
 from memcalc.progress import Progress, silent
 from memcalc.search.costs import Costs, Recompute, StepCost
 from memcalc.search.layouts import DEGREES, Layout, Space
-from memcalc.search.peaks import is_hopeless, is_replayed, verdict
+from memcalc.search.lower_bound import is_hopeless
 from memcalc.search.variants import varied
 from memcalc.spec.hardware.interconnect import System
 from memcalc.spec.spec import Spec
-from memcalc.verdict.judge import size
+from memcalc.verdict.judge import judge, size
+from memcalc.verdict.needs import can_replay
 
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 
@@ -194,7 +195,7 @@ class _Search:
 
         for choice in _thriftiest(choices):
             run = chosen(layout, choice.recompute, choice.micro_batch)
-            if not is_replayed(run):
+            if not can_replay(run):
                 tried(choice)
             elif is_hopeless(run):  # excluded by its lower bound, without a replay
                 known[choice] = None
@@ -205,11 +206,11 @@ class _Search:
         """Return the choice if it fits for sure; else exclude choices that need more, unless a replay decided."""
         run = chosen(layout, choice.recompute, choice.micro_batch)
         self.sized += 1
-        found = verdict(run)
+        found = judge(run)
         if found.answer == "fits":
             return Ranked(run, choice.costs, found.needed_bytes)
         self.undecided += found.answer == "unknown"
-        if found.interval is None or not is_replayed(run):
+        if found.interval is None or not can_replay(run):
             too_much.append(choice)
         return None
 

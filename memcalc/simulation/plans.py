@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memcalc.layout.stages import Stage, recomputed_count
+from memcalc.layout.stages import Stage, recomputed_layers
 from memcalc.spec.recompute_plan import Segment, items_of, leaves
 from memcalc.spec.spec import Spec
 
@@ -13,5 +13,6 @@ def plan_of(spec: Spec, stage: Stage | None = None) -> Segment:
     first, stop = (0, layers) if stage is None else (stage.first, stage.stop)
     plan = training.recompute
     if isinstance(plan, str):
-        return tuple((n,) if recomputed_count(training, n, n + 1) else n for n in range(first, stop))
+        again = recomputed_layers(training, first, stop)
+        return tuple((n,) if n in again else n for n in range(first, stop))
     return tuple(item for item in items_of(plan, layers) if first <= next(leaves(item)) < stop)

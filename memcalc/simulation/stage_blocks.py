@@ -13,7 +13,7 @@ from typing import NamedTuple
 from memcalc.architectures.catalogue import GradientPolicy, Part, program
 from memcalc.architectures.structure import BlockStructure, block_structure
 from memcalc.layout.parameters import MIXERS
-from memcalc.layout.stages import LayerModules, Stage, first_recomputed_layer, kinds_of, layer_modules
+from memcalc.layout.stages import LayerModules, Stage, first_recomputed_layer, layer_modules, layers_are_alike
 from memcalc.programs.program import Program
 from memcalc.programs.sized_program import ProgramSizer, SizedProgram
 from memcalc.spec.layers import differ_in_attention, differ_in_masks, differ_in_rotation
@@ -192,7 +192,7 @@ def module_of(spec: Spec, stage: Stage, block: SizedBlock) -> str:
     modules = layer_modules(spec, block.layer)
     if modules.starts_apart:
         return f"layers.{block.layer}.*"
-    if len([kind for kind in kinds_of(spec, stage) if not kind.starts_apart]) == 1:
+    if layers_are_alike(spec, stage):
         return "layers.*"
     words = []
     if modules.mixer:

@@ -52,7 +52,6 @@ class Leak(NamedTuple):
 class Composition:
     """Live memory at the peak and at the end. Requested bytes, unless stated otherwise."""
 
-    peak_entry: int  # its position in the history; -1 before the first entry
     peak_bytes: int
     by_component: dict[Component | None, int]  # at the peak; None if the stack does not show the component
     lines: tuple[SourceLine, ...]  # at the peak, the largest first
@@ -104,7 +103,6 @@ def compose(
             total -= live.pop(address, (0, 0, 0))[0]
     at_peak = _live(recording, start, peak)
     return Composition(
-        peak_entry=peak,
         peak_bytes=highest,
         by_component=_by_component(at_peak, kinds, snapshot),
         lines=_lines(at_peak, kinds, snapshot),

@@ -31,11 +31,6 @@ class BuildOrder(NamedTuple):
     mask: int
     runs: tuple[AllocationSequence, ...]
 
-    @property
-    def sizes(self) -> list[int]:
-        """The bytes of each tensor."""
-        return [size for run in self.runs for size in run.sizes * run.times]
-
 
 def state_remainders(
     parameters: LocalParameters,

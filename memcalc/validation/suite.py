@@ -240,7 +240,7 @@ def key_of(spec: Spec, steps: int, alloc_conf: str, device: MeasuredDevice, torc
 
 
 def key_of_record(record: dict[str, Any]) -> str:
-    """Return the key of a record."""
+    """Return the key of `key_of` for a run that is recorded."""
     device, conf = record["device"], allocator_conf(record["allocator"])
     steps = record.get("steps", 3)  # records of version 1 do not state their steps
     return _key(record["spec"], steps, conf, device["kind"], device["name"], record["versions"]["torch"])

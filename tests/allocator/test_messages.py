@@ -6,7 +6,7 @@ import pytest
 
 from memcalc.allocator.driver import Driver
 from memcalc.allocator.pytorch.caching import CachingAllocator
-from memcalc.allocator.pytorch.messages import DeviceProcess, format_size, out_of_memory_async
+from memcalc.allocator.pytorch.messages import DeviceProcess, format_size
 from memcalc.allocator.pytorch.settings import parse_settings
 from memcalc.allocator.pytorch.versions import parse_version
 from memcalc.errors import OutOfMemory
@@ -90,21 +90,6 @@ def test_under_a_fraction_the_ordinary_text_comes_first() -> None:
 
     assert "900.00 MiB allowed; " in message(subject, 950 * MIB)
     assert subject.statistics()["num_oom_rejections"] == 0
-
-
-def test_the_async_backend_has_its_own_lines() -> None:
-    figures = {"size": 2 * MIB, "allocated": 512, "capacity": 1000 * MIB, "free": 3 * MIB}
-
-    assert out_of_memory_async(**figures, allowed=900 * MIB).splitlines() == [
-        "Allocation on device 0 would exceed allowed memory. (out of memory)",
-        "Currently allocated     : 512 bytes",
-        "Requested               : 2.00 MiB",
-        "Device limit            : 1000.00 MiB",
-        "Free (according to CUDA): 3.00 MiB",
-        "PyTorch limit (set by user-supplied memory fraction)",
-        "                        : 900.00 MiB",
-    ]
-    assert out_of_memory_async(**figures, allowed=None).endswith(": 17179869184.00 GiB")  # 2^64 - 1 bytes
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import given
 
+from benchmarks.min_capacity import STEP, least_memory
 from memcalc.allocator import replay
-from memcalc.allocator.min_capacity import STEP, least_memory
 from memcalc.events import Event, EventType
 from tests.allocator.running import MIB
 from tests.allocator.streams import event_streams

@@ -132,15 +132,6 @@ def test_a_run_never_takes_more_than_the_device_has(
         assert result.failure.message
 
 
-def test_moments_along_the_way() -> None:
-    events = [Event(EventType.ALLOC, number, MIB) for number in range(100)]
-
-    series = replay(events, samples=10).series
-
-    assert [moment.event for moment in series] == list(range(9, 100, 10))
-    assert [moment.allocated for moment in series] == [(moment.event + 1) * MIB for moment in series]
-
-
 def test_the_widest_moment_is_that_of_reserved_memory() -> None:
     events = [
         Event(EventType.ALLOC, 0, 30 * MIB), Event(EventType.FREE, 0), Event(EventType.ALLOC, 1, 40 * MIB), Event(EventType.FREE, 1),

@@ -38,7 +38,7 @@ def test_what_a_stream_needs() -> None:
     result = replay(STEP)
 
     assert result.fits
-    assert result.peak_allocated == result.peak_active == int(81.5 * MIB)
+    assert result.peak_allocated == result.statistics["active_bytes.all.peak"] == int(81.5 * MIB)
     assert result.peak_reserved == 90 * MIB
     assert result.peak_allocated_sample == CounterSample(
         event=6,
@@ -49,7 +49,7 @@ def test_what_a_stream_needs() -> None:
         inactive_split=int(8.5 * MIB),
     )
     assert result.peak_allocated_sample.unallocated == int(8.5 * MIB)
-    assert result.peak_allocated_sample.fragmentation == 8.5 / 90
+    assert result.peak_allocated_sample.unallocated == int(8.5 * MIB)
     assert result.end._replace(event=0) == result.peak_allocated_sample._replace(event=0, requested=int(80.5 * MIB))
     assert result.end.event == 9
     assert result.statistics["num_device_alloc"] == 3
@@ -107,7 +107,7 @@ def test_no_events_need_nothing() -> None:
         -1,
         -1,
     )
-    assert result.peak_allocated_sample.fragmentation == 0
+    assert result.peak_allocated_sample.unallocated == 0
 
 
 def test_nothing_is_allocated_for_no_bytes() -> None:
@@ -134,7 +134,7 @@ def test_unless_the_stream_of_events_says_when() -> None:
     done = Event(EventType.FREE_COMPLETED, 1)
 
     assert used_elsewhere(alloc(2, 30), done).peak_reserved == 60 * MIB
-    assert used_elsewhere(alloc(2, 30), done).peak_active == 60 * MIB
+    assert used_elsewhere(alloc(2, 30), done).statistics["active_bytes.all.peak"] == 60 * MIB
     assert used_elsewhere(done, alloc(2, 30)).peak_reserved == 30 * MIB
 
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from memcalc.allocator.pytorch.constants import LARGE_SEGMENT
-from memcalc.allocator.pytorch.options import known_options, text_of_environment
+from memcalc.allocator.pytorch.options import known_options
 from memcalc.allocator.pytorch.settings import Settings, parse_settings
 from memcalc.allocator.pytorch.versions import Version, parse_version
 from memcalc.allocator.sizes import UNLIMITED
@@ -192,20 +192,6 @@ def test_a_fraction_set_in_the_program_overrules_the_option() -> None:
         InputError, match=r"the memory fraction = 2\.0 is invalid\. The value must be between 0 and 1\."
     ):
         parse_settings("", NEW, memory_fraction=2.0)
-
-
-@pytest.mark.parametrize(
-    ("version", "environment", "text"),
-    [
-        ("2.8", {"PYTORCH_ALLOC_CONF": "new"}, ""),
-        ("2.9", {"PYTORCH_ALLOC_CONF": "new"}, "new"),
-        ("2.9", {"PYTORCH_ALLOC_CONF": "new", "PYTORCH_CUDA_ALLOC_CONF": "old"}, "old"),
-        ("2.13", {"PYTORCH_ALLOC_CONF": "new", "PYTORCH_CUDA_ALLOC_CONF": "old"}, "old"),
-        ("2.13", {}, ""),
-    ],
-)
-def test_which_variable_is_read(version: str, environment: dict[str, str], text: str) -> None:
-    assert text_of_environment(environment, parse_version(version)) == text
 
 
 @pytest.mark.parametrize("text", ["2.13", "2.13.0", "2.13.0+cu130", "2.13.1a0"])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from memcalc.cli.explain import fill_in_explain
+from memcalc.cli.estimate import fill_in_explain
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from memcalc.allocator.pytorch.messages import (
     OutOfMemoryFigures,
     format_size,
     out_of_memory,
-    out_of_memory_async,
     rejected,
 )
 from memcalc.allocator.pytorch.versions import NEWEST, OLDEST, Version
@@ -103,6 +102,27 @@ def test_a_rejection_is_read(size: int) -> None:
 
     assert near(finding.report.figures.asked, size)
     assert finding.cause.name == "a limit"
+
+
+def out_of_memory_async(
+    *, size: int, allocated: int, capacity: int, free: int, allowed: int | None, device: int
+) -> str:
+    """The message of backend:cudaMallocAsync; without a memory fraction, its limit is the largest 64-bit number.
+
+    Source: torch 2.13 c10/cuda/CUDAMallocAsyncAllocator.cpp, mallocAsync.
+    """
+    limit = 2**64 - 1 if allowed is None else allowed
+    return "\n".join(
+        [
+            f"Allocation on device {device} would exceed allowed memory. (out of memory)",
+            f"Currently allocated     : {format_size(allocated)}",
+            f"Requested               : {format_size(size)}",
+            f"Device limit            : {format_size(capacity)}",
+            f"Free (according to CUDA): {format_size(free)}",
+            "PyTorch limit (set by user-supplied memory fraction)",
+            f"                        : {format_size(limit)}",
+        ]
+    )
 
 
 @given(st.tuples(sizes, sizes, sizes, sizes), st.one_of(st.none(), sizes), st.integers(0, 31))

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from memcalc.errors import InputError
 from memcalc.events import Event, EventType, timeline
-from memcalc.events.timeline import PhasePeak
 from memcalc.ledger.component import Component
 from tests.properties.specs import examples
 
@@ -31,7 +30,7 @@ def test_totals_and_peak() -> None:
     result = timeline(STREAM)
 
     assert result.totals == (100, 100, 150, 158, 150, 150, 100, 158, 158)
-    assert (result.peak_bytes, result.peak_index) == (158, 3)
+    assert result.peak_bytes == 158
 
 
 def test_what_is_alive_at_a_moment() -> None:
@@ -43,23 +42,10 @@ def test_what_is_alive_at_a_moment() -> None:
     assert result.by_component(8) == {WEIGHTS: 100, ACTIVATIONS: 58}
 
 
-def test_a_series_for_each_component() -> None:
-    assert timeline(STREAM).series() == {
-        WEIGHTS: (100,) * 9,
-        ACTIVATIONS: (0, 0, 50, 50, 50, 50, 0, 58, 58),
-        None: (0, 0, 0, 8, 0, 0, 0, 0, 0),
-    }
-
-
-def test_the_peak_of_each_phase() -> None:
-    """A phase starts with what the one before left: backward's 150 is its mark's, until 158 exceeds it."""
-    assert timeline(STREAM).phase_peaks() == [PhasePeak("forward_1", 3, 158), PhasePeak("backward_1", 7, 158)]
-
-
 def test_an_empty_stream_has_no_bytes() -> None:
     result = timeline([])
 
-    assert (result.peak_bytes, result.totals, result.series(), result.phase_peaks()) == (0, (), {}, [])
+    assert (result.peak_bytes, result.totals) == (0, ())
 
 
 @pytest.mark.parametrize(
@@ -98,9 +84,7 @@ def streams(draw: st.DrawFn) -> list[Event]:
 @given(streams())
 def test_components_sum_to_the_total_at_every_moment(events: list[Event]) -> None:
     result = timeline(events)
-    series = result.series()
 
     for index, total in enumerate(result.totals):
-        parts = {component: values[index] for component, values in series.items() if values[index]}
+        parts = result.by_component(index)
         assert sum(parts.values()) == total == sum(event.bytes for event in result.live_after(index))
-        assert parts == result.by_component(index)

@@ -12,7 +12,7 @@ from memcalc.architectures.catalogue import GradientPolicy, Part, program
 from memcalc.architectures.structure import block_structure
 from memcalc.layout.local_parameters import stage_parameters
 from memcalc.layout.peft_parameters import trainable_parameters
-from memcalc.layout.stages import kinds_of, stages_of
+from memcalc.layout.stages import layer_modules, recomputed_layers, stages_of
 from memcalc.layout.symbols import symbol_values
 from memcalc.ledger.component import Component
 from memcalc.spec.recipes import DTYPE_BYTES
@@ -30,16 +30,17 @@ def test_backward_makes_one_gradient_for_every_parameter_that_trains(config: Con
     structure = block_structure(spec)
     kept = GradientPolicy(kept=True, main_dtype=None)
     stage = next(iter(stages_of(spec)))
-    parts: list[tuple[int, Part, bool, bool]] = [
-        (kind.count, "expert layer" if kind.experts else "dense layer", kind.recomputed, kind.detached)
-        for kind in kinds_of(spec, stage)
-    ]
-    parts += [(1, "embedding", False, False), (1, "head", False, False)]
+    recomputed = recomputed_layers(spec.training, stage.first, stage.stop)
+    parts: list[tuple[Part, bool, bool]] = []
+    for layer in range(stage.first, stage.stop):
+        modules = layer_modules(spec, layer)
+        parts.append(("expert layer" if modules.experts else "dense layer", layer in recomputed, modules.detached))
+    parts += [("embedding", False, False), ("head", False, False)]
     made = 0
-    for count, part, recomputed, detached in parts:
-        block = program(structure._replace(detached=detached), part, recomputed, kept)
+    for part, again, detached in parts:
+        block = program(structure._replace(detached=detached), part, again, kept)
         sizes = block.sizes(values)
-        made += count * sum(sizes[i] for i in block.left if block.storages[i].component is Component.GRADIENTS)
+        made += sum(sizes[i] for i in block.left if block.storages[i].component is Component.GRADIENTS)
     rows = [row for row in stage_parameters(spec, stage) if row.trains]
 
     assert made == sum(DTYPE_BYTES[row.dtype] * row.count * row.elements for row in rows)

@@ -11,7 +11,7 @@ from memcalc.api import estimate, load
 from memcalc.architectures.catalogue import GradientPolicy, Part, program
 from memcalc.architectures.structure import block_structure
 from memcalc.layout.local_parameters import stage_parameters
-from memcalc.layout.stages import kinds_of, stages_of
+from memcalc.layout.stages import layer_modules, recomputed_layers, stages_of
 from memcalc.layout.symbols import symbol_values
 from memcalc.ledger.component import Component
 from memcalc.ledger.row import Row
@@ -228,20 +228,21 @@ def assert_gradients_are_the_parameters(config: Config) -> None:
     kept = GradientPolicy(kept=True, main_dtype=None)
     item = 4 if spec.training.recipe in ("amp", "fp32") or spec.training.dtype == "fp32" else 2
     for stage in stages_of(spec):
-        parts: list[tuple[int, Part, bool]] = [
-            (kind.count, "expert layer" if kind.experts else "dense layer", kind.recomputed)
-            for kind in kinds_of(spec, stage)
+        recomputed = recomputed_layers(spec.training, stage.first, stage.stop)
+        parts: list[tuple[Part, bool]] = [
+            ("expert layer" if layer_modules(spec, layer).experts else "dense layer", layer in recomputed)
+            for layer in range(stage.first, stage.stop)
         ]
         if stage.has_embedding:
-            parts.append((1, "embedding", False))
+            parts.append(("embedding", False))
         if stage.has_head:
-            parts.append((1, "head", False))
+            parts.append(("head", False))
         made = 0
-        for count, part, recomputed in parts:
-            block = program(structure, part, recomputed, kept)
+        for part, again in parts:
+            block = program(structure, part, again, kept)
             sizes = block.sizes(values)
             left = [i for i in block.left if block.storages[i].component is Component.GRADIENTS]
-            made += count * sum(sizes[i] for i in left)
+            made += sum(sizes[i] for i in left)
 
         shapes = [(row.count, row.gradient or row.axes) for row in stage_parameters(spec, stage)]
         assert made == item * sum(count * prod(size for _, size in axes) for count, axes in shapes)

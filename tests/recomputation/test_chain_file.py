@@ -8,7 +8,7 @@ import pytest
 
 from memcalc import api
 from memcalc.errors import InputError
-from memcalc.recomputation.chain_file import describes_chain, read_chain
+from memcalc.recomputation.chain_file import describes_chain, open_chain
 from memcalc.recomputation.evaluation import evaluate
 from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.verdict.recorded_errors import reserve_ratio
@@ -48,14 +48,14 @@ def written(tmp_path: Path) -> Callable[[str], str]:
 
 
 def test_eight_products(written: Callable[[str], str]) -> None:
-    name, chain = read_chain(written(PRODUCTS))
+    described = open_chain(written(PRODUCTS))
 
-    assert name == "eight products"
-    assert chain == eight_products()
+    assert described.name == "eight products"
+    assert described.chain() == eight_products()
 
 
 def test_branches_that_are_joined(written: Callable[[str], str]) -> None:
-    _, chain = read_chain(written(BRANCHES))
+    chain = open_chain(written(BRANCHES)).chain()
     plan = keeping(5, 10, 15, 19)
 
     assert evaluate(chain, plan).peak_bytes == evaluate(branches(1000), plan).peak_bytes
@@ -128,7 +128,7 @@ def test_the_command(run: Callable[..., Run], written: Callable[[str], str]) -> 
 )
 def test_what_is_no_chain_is_refused(text: str, message: str, written: Callable[[str], str]) -> None:
     with pytest.raises(InputError) as refused:
-        read_chain(written(text))
+        open_chain(written(text))
     assert message in str(refused.value)
 
 

@@ -100,7 +100,7 @@ def test_the_steps_are_those_of_a_trace() -> None:
 def test_a_run_that_its_gpu_cannot_hold_is_shown_to_its_end() -> None:
     """Llama 3 8B: 16 bytes for each of 8.03e9 parameters are 119.7 GiB, beyond the 79.1 GiB of an H100."""
     course = timeline_of(memcalc.load("llama-3-8b", "recipe=mixed-16", gpu=H100))
-    assert not course.failed
+    assert len(course.totals) == len(course.timeline.events)
     assert course.limit is not None
     assert course.limit < 16 * 8.03e9 < course.peak_bytes
 

@@ -134,7 +134,7 @@ def step_of(phase: str) -> int:
 
 
 class _StreamGarbage:
-    """The garbage of one stream."""
+    """Garbage of one stream: storages that the program no longer uses, and that are freed in batches."""
 
     def __init__(self, threshold: int, *, fast: bool) -> None:
         self._threshold = threshold

@@ -29,10 +29,10 @@ UNATTRIBUTED = "unknown"  # the viewer expects a category of this name if there 
 _EMPTY_CACHE: Stack = [{"filename": "torch/cuda/memory.py", "line": 0, "name": "empty_cache"}]
 
 
-def write_snapshot(path: Path | str, history: History, device: int = 0) -> None:
+def write_snapshot(path: Path | str, history: History) -> None:
     """Write the file that torch.cuda.memory._dump_snapshot would write at the end of the run."""
     with writing(path) as file:
-        pickle.dump(snapshot(history, device), file)
+        pickle.dump(snapshot(history), file)
 
 
 def snapshot(history: History, device: int = 0) -> dict[str, Any]:

@@ -104,7 +104,6 @@ def history(
     version: Version | str = DEFAULT_VERSION,
     capacity: int | None = None,
     *,
-    memory_fraction: float | None = None,
     used: int = 0,
     progress: Progress = silent,
 ) -> History:
@@ -115,14 +114,13 @@ def history(
         config: as PYTORCH_CUDA_ALLOC_CONF.
         version: the PyTorch version.
         capacity: bytes of the device.
-        memory_fraction: as in torch.cuda.set_per_process_memory_fraction.
         used: bytes of the device in use from the start.
         progress: called with "allocator" and the number of events replayed.
 
     Raises:
         InputError: as `replay`.
     """
-    version, config = rules(config, version, memory_fraction)
+    version, config = rules(config, version, None)
     driver = Driver(capacity, used)
     allocator = CachingAllocator(config, version, driver)
     events = tuple(events)

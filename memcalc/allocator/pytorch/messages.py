@@ -78,30 +78,3 @@ def rejected(size: int) -> str:
         "CUDA out of memory. Allocation was preemptively rejected because it would exceed "
         f"per_process_memory_fraction limit. Requested size: {format_size(size)}"
     )
-
-
-def out_of_memory_async(
-    *, size: int, allocated: int, capacity: int, free: int, allowed: int | None, device: int = 0
-) -> str:
-    """Return the message of backend:cudaMallocAsync, which has several lines.
-
-    Args:
-        size: bytes requested.
-        allocated: bytes allocated from the driver's pool.
-        capacity: bytes of the device.
-        free: bytes of the device that are free.
-        allowed: bytes under the memory fraction; None without one, which prints the largest 64-bit number.
-        device: index of the device.
-    """
-    limit = 2**64 - 1 if allowed is None else allowed
-    return "\n".join(
-        [
-            f"Allocation on device {device} would exceed allowed memory. (out of memory)",
-            f"Currently allocated     : {format_size(allocated)}",
-            f"Requested               : {format_size(size)}",
-            f"Device limit            : {format_size(capacity)}",
-            f"Free (according to CUDA): {format_size(free)}",
-            "PyTorch limit (set by user-supplied memory fraction)",
-            f"                        : {format_size(limit)}",
-        ]
-    )

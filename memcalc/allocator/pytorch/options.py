@@ -6,8 +6,6 @@ Source: torch c10/cuda/CUDAAllocatorConfig.cpp (to 2.9), c10/core/AllocatorConfi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from memcalc.allocator.pytorch.versions import OLDEST, Version
 from memcalc.errors import InputError
 
@@ -64,12 +62,3 @@ def check_known(name: str, version: Version) -> None:
         f"torch {version} has no allocator option {name!r}.{history}",
         f"Choose from {', '.join(known_options(version))}.",
     )
-
-
-def text_of_environment(environment: Mapping[str, str], version: Version) -> str:
-    """Return the options that a run with these environment variables uses; "" if there are none.
-
-    If both variables are set, the older name wins, contrary to the comment in PyTorch's header.
-    """
-    newer = environment.get("PYTORCH_ALLOC_CONF", "") if version.reads_alloc_conf else ""
-    return environment.get("PYTORCH_CUDA_ALLOC_CONF", newer)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from memcalc.allocator.flags import invalid_value
 from memcalc.allocator.pytorch import values
 from memcalc.allocator.pytorch.constants import LARGE_SEGMENT
 from memcalc.allocator.pytorch.options import WITHOUT_EFFECT, check_known
@@ -101,9 +102,9 @@ def _check_split_sizes(given: dict[str, str], version: Version) -> None:
         if name not in given:
             continue
         if large is not None and int(given[name]) < int(large):
-            raise values.invalid_value(name, given[name], f"at least large_segment_size_mb, which is {large}")
+            raise invalid_value(name, given[name], f"at least large_segment_size_mb, which is {large}")
         if large is None and int(given[name]) < version.smallest_split_mb:
-            raise values.invalid_value(name, given[name], f"at least {version.smallest_split_mb} in torch {version}")
+            raise invalid_value(name, given[name], f"at least {version.smallest_split_mb} in torch {version}")
 
 
 def _notes(given: dict[str, str], settings: Settings) -> list[str]:

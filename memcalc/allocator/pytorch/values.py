@@ -7,16 +7,12 @@ from __future__ import annotations
 
 import re
 
+from memcalc.allocator.flags import invalid_value
 from memcalc.allocator.pytorch.constants import MADE_TO_MEASURE, ROUNDUP_SLOTS
 from memcalc.allocator.pytorch.versions import Version
 from memcalc.allocator.sizes import MIB
 from memcalc.errors import InputError
 from memcalc.units import whole_number
-
-
-def invalid_value(name: str, value: str, rule: str) -> InputError:
-    """Return the error for a value that violates a rule."""
-    return InputError(f"{name} = {value} is invalid.", f"The value must be {rule}.")
 
 
 def parse_int(name: str, value: str) -> int:

@@ -48,11 +48,6 @@ class Version(NamedTuple):
         return 21 if self.minor <= 9 else 20
 
     @property
-    def reads_alloc_conf(self) -> bool:
-        """Whether PyTorch reads PYTORCH_ALLOC_CONF."""
-        return self.minor >= 9
-
-    @property
     def advised_variable(self) -> str:
         """The environment variable in the out-of-memory message: one version used the newer name."""
         return "PYTORCH_ALLOC_CONF" if self.minor == 10 else "PYTORCH_CUDA_ALLOC_CONF"

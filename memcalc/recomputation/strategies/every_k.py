@@ -6,29 +6,20 @@ Source: Chen et al., Training deep nets with sublinear memory cost (arXiv 1604.0
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import isqrt
 
 from memcalc.recomputation.chain import Chain
 from memcalc.recomputation.evaluation import evaluate
 from memcalc.recomputation.plan import Plan, Segment, segmented
 
 
-def every_k(chain: Chain, k: int, *, last_kept: bool = False) -> Plan:
-    """Return the plan of segments of k blocks.
-
-    Args:
-        chain: the chain.
-        k: blocks per segment; fewer if a segment would cross a border.
-        last_kept: whether the last segment is saved, as by `torch.utils.checkpoint.checkpoint_sequential`: backward
-            starts there, so recomputing it would cost time and save little.
-    """
-    return Plan(cut(chain, k, last_kept=last_kept), f"every {k}")
+def every_k(chain: Chain, k: int) -> Plan:
+    """Return the plan of segments of k blocks; fewer if a segment would cross a border."""
+    return Plan(cut(chain, k), f"every {k}")
 
 
-def cut(chain: Chain, k: int, *, last_kept: bool = False) -> Segment:
+def cut(chain: Chain, k: int) -> Segment:
     """Return the items of `every_k`."""
-    spans = list(_spans(chain, k))
-    return segmented(len(chain), iter(spans[:-1] if last_kept else spans))
+    return segmented(len(chain), _spans(chain, k))
 
 
 def _spans(chain: Chain, k: int) -> Iterator[tuple[int, int]]:
@@ -38,19 +29,6 @@ def _spans(chain: Chain, k: int) -> Iterator[tuple[int, int]]:
         if stop > position:
             yield position, stop
         position = max(stop, position + 1)
-
-
-def uniform_optimum(blocks: int, inside_bytes: int, boundary_bytes: int) -> int:
-    """sqrt(l·B/A), rounded to an integer of at least 1: the k that minimizes ceil(l/k)·B + k·A.
-
-    Args:
-        blocks: l, all identical.
-        inside_bytes: A, activations of one block.
-        boundary_bytes: B, the boundary between two blocks.
-    """
-    square = blocks * boundary_bytes // max(inside_bytes, 1)
-    low = max(isqrt(square), 1)
-    return min((low, low + 1), key=lambda k: (-(-blocks // k) * boundary_bytes + k * inside_bytes, k))
 
 
 def best_k(chain: Chain) -> Plan:

@@ -22,14 +22,13 @@ MOST_BYTES = 1_000_000  # of a report that is passed around
 _START = 'render(JSON.parse(document.getElementById("data").textContent), document.getElementById("view"));'
 
 
-def check_report(path: Path | None) -> None:
+def check_report(path: Path) -> None:
     """Refuse a file for `--html` that could not be written, before time is spent on it.
 
     Raises:
         InputError: another suffix, or a directory that does not exist.
     """
-    if path is not None:
-        check_place(path, SUFFIXES)
+    check_place(path, SUFFIXES)
 
 
 def write_report(path: Path, view: dict[str, Any]) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from memcalc.files import writing
 from memcalc.report.plots.markup import drawable
 from memcalc.report.plots.palette import LIMIT
+from memcalc.report.plots.picture import DOTS_PER_INCH, write_picture
 from memcalc.text import shortened_in_the_middle
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ _LINES = 2  # of them
 _PER_LETTER = 6.6  # pixels at 9 points, at most
 _GAP = 12  # pixels from a bar to its words, and behind them
 _LEAST = 0.3  # of an axis: what bars keep, however long their words are
-_DOTS = 100
 _GREY = "#555555"
 
 
@@ -68,13 +67,7 @@ class BarGroup(NamedTuple):
 
 def save_bars(path: Path, title: str, blocks: Sequence[BarGroup]) -> None:
     """Write the picture; the suffix of the path decides between PNG and SVG."""
-    import matplotlib as mpl
-
-    # The same runs give the same file; a dollar sign in a name is no formula.
-    with mpl.rc_context({"svg.hashsalt": "memcalc", "font.size": 10, "text.parse_math": False}):
-        metadata: dict[str, Any] = {"Date": None} if path.suffix.lower() == ".svg" else {"Software": None}
-        with writing(path) as file:
-            bars_figure(title, blocks).savefig(file, dpi=_DOTS, metadata=metadata, format=path.suffix.lower()[1:])
+    write_picture(path, lambda: bars_figure(title, blocks))
 
 
 def bars_figure(title: str, blocks: Sequence[BarGroup]) -> Figure:
@@ -99,7 +92,7 @@ def bars_figure(title: str, blocks: Sequence[BarGroup]) -> Figure:
         labels = [_label(bar) for bar in block.panels[0].bars]
         before = _PER_LETTER * max(len(line) for label in labels for line in label.splitlines())
         for axes, panel, share in zip(found, block.panels, width_ratios, strict=True):
-            _draw(axes, panel, labels, (_WIDTH * _DOTS - before) * share / sum(width_ratios))
+            _draw(axes, panel, labels, (_WIDTH * DOTS_PER_INCH - before) * share / sum(width_ratios))
         found[0].set_title(block.title, loc="left", fontsize=10)
     below.legend(handles=legend, loc="center", ncols=_IN_A_ROW, frameon=False, fontsize=9, handlelength=1.2)
     return figure

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from memcalc.events.downsampling import DownsampledTimeline
 from memcalc.events.memory_curve import MemoryCurve
-from memcalc.files import writing
 from memcalc.report.labels import plural
 from memcalc.report.plots.markup import drawable, heading
 from memcalc.report.plots.palette import LIMIT, RESERVED, color, name
+from memcalc.report.plots.picture import write_picture
 from memcalc.report.plots.steps import AxisMark, phase_marks, step_marks
 from memcalc.units import BYTES_PER_UNIT, Unit, format_bytes, format_number
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 STRETCHES = 1000  # about one for each pixel of the picture's width
 _INCHES = (12.0, 6.0)  # at 100 dots an inch: 1200 x 600
-_DOTS = 100
 _PER_LETTER = 6.6  # pixels that a letter of an axis label takes at 9 points, at most
 _SEPARATED = 6.0  # pixels
 _GREY = "#555555"
@@ -29,14 +28,7 @@ _GREY = "#555555"
 
 def save_figure(path: Path, curve: MemoryCurve, title: str, unit: Unit = "GiB") -> None:
     """Write the plot as PNG or SVG, by the suffix of the path."""
-    import matplotlib as mpl
-
-    # The same run gives the same file, byte for byte; a dollar sign in a name is no formula.
-    with mpl.rc_context({"svg.hashsalt": "memcalc", "font.size": 10, "text.parse_math": False}):
-        figure = curve_figure(curve, title, unit)
-        metadata: dict[str, Any] = {"Date": None} if path.suffix.lower() == ".svg" else {"Software": None}
-        with writing(path) as file:
-            figure.savefig(file, dpi=_DOTS, metadata=metadata, format=path.suffix.lower()[1:])
+    write_picture(path, lambda: curve_figure(curve, title, unit))
 
 
 def curve_figure(curve: MemoryCurve, title: str, unit: Unit = "GiB") -> Figure:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from memcalc.documents.recompute import peak_place
-from memcalc.files import writing
 from memcalc.ledger.component import Component
 from memcalc.recomputation.evaluation import Evaluation
 from memcalc.recomputation.recommendation import RecomputeResult
 from memcalc.report.plots.bars import BarGroup, BarPart, Panel, RunBar, save_bars
 from memcalc.report.plots.markup import heading
 from memcalc.report.plots.palette import LIMIT, color
+from memcalc.report.plots.picture import write_picture
 from memcalc.report.screens.verdict import subject
 from memcalc.units import BYTES_PER_UNIT, Unit, format_bytes
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _INCHES = (9.0, 5.0)
-_DOTS = 100
 _GREY = "#555555"
 _NEAR_X, _NEAR_Y = 0.2, 0.05  # of the axes: the words of two marks that are closer would overlap
 
@@ -37,13 +36,7 @@ def save_front(path: Path, planning: RecomputeResult, unit: Unit = "GiB") -> Non
     if len({found.evaluation.peak_bytes for found in planning.front}) < 2:
         save_bars(path, *plan_bars(planning, unit))
         return
-    import matplotlib as mpl
-
-    # The same plan gives the same file; a dollar sign in a name is no formula.
-    with mpl.rc_context({"svg.hashsalt": "memcalc", "font.size": 10, "text.parse_math": False}):
-        metadata: dict[str, Any] = {"Date": None} if path.suffix.lower() == ".svg" else {"Software": None}
-        with writing(path) as file:
-            front_figure(planning, unit).savefig(file, dpi=_DOTS, metadata=metadata, format=path.suffix.lower()[1:])
+    write_picture(path, lambda: front_figure(planning, unit))
 
 
 def front_figure(planning: RecomputeResult, unit: Unit = "GiB") -> Figure:

@@ -48,7 +48,7 @@ class TableSource(Protocol):
 
     @property
     def plan(self) -> OptimalPlan:
-        """The plan."""
+        """The plan that the strategy found within the budget."""
 
     @property
     def rules(self) -> tuple[tuple[str, Evaluation], ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from memcalc.documents.timeline import POINTS, UNATTRIBUTED, TimelineCurve, timeline_document
+from memcalc.documents.timeline import UNATTRIBUTED, TimelineCurve, timeline_document
 from memcalc.errors import InputError
 from memcalc.events.memory_curve import MemoryCurve
 from memcalc.ledger.component import Component
@@ -20,13 +20,12 @@ from memcalc.verdict.timeline import timeline_of
 FORMULAS = 3  # rows of a component in each phase that the pointer shows, the largest
 
 
-def memory_section(result: Result, unit: Unit, points: int = POINTS, *, formulas: bool = True) -> Section:
+def memory_section(result: Result, unit: Unit, *, formulas: bool = True) -> Section:
     """Memory over an estimated run; the peak of each phase where its requests are not known.
 
     Args:
         result: the run.
         unit: of memory.
-        points: of the curve, at most.
         formulas: whether the pointer shows the largest rows of a component.
     """
     if result.source != "estimate" or result.spec.inference is not None:
@@ -35,14 +34,12 @@ def memory_section(result: Result, unit: Unit, points: int = POINTS, *, formulas
         course = timeline_of(result.spec, result.headline)
     except InputError as error:
         return phases_section(result, unit, error.problem[:1].upper() + error.problem[1:])
-    return timeline_section(course, result, unit, points, formulas=formulas)
+    return timeline_section(course, result, unit, formulas=formulas)
 
 
-def timeline_section(
-    curve: MemoryCurve, result: Result, unit: Unit, points: int = POINTS, *, formulas: bool = True
-) -> Section:
+def timeline_section(curve: MemoryCurve, result: Result, unit: Unit, *, formulas: bool = True) -> Section:
     """Memory after every event of a run; see `memory_section`."""
-    document = timeline_document(curve, result.spec.name, result.source, points)
+    document = timeline_document(curve, result.spec.name, result.source)
     where = f", {rank_text(result.headline.rank)}" if len(result.ranks) > 1 else ""
     return _section(f"Memory over the run{where}", document, result, unit, formulas=formulas)
 

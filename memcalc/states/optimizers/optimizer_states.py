@@ -108,10 +108,7 @@ def own_states(parameter: LocalParameter, update: UpdateRule, shards: ShardCount
         hidden = is_hidden_matrix(parameter)
         names = ("momentum",) if hidden else ("first moment", "second moment")
         citation = "Muon (arXiv 2502.16982); torch.optim.Muon" if hidden else f"with Muon, {ADAM}"
-        yield from (
-            OptimizerState(_copy(parameter, name, update.moments, citation, update, shards), False, parameter)
-            for name in names
-        )
+        yield from (_state(parameter, name, update.moments, citation, update, shards) for name in names)
     elif optimizer in ("adafactor", "adafactor-hf"):
         yield from _factored(parameter, update, shards)
     elif optimizer in ("adam-8bit", "lion-8bit"):
@@ -126,28 +123,30 @@ def own_states(parameter: LocalParameter, update: UpdateRule, shards: ShardCount
             citation = f"bitsandbytes 0.50 optim/{optimizer}.py, paged: in fp32"
         paged = update.paged and _share(parameter, shards) >= MIN_PAGED_ELEMENTS
         for name in unsharded_states(update):
-            yield OptimizerState(
-                _copy(parameter, name, state_dtype(update), citation, update, shards), paged, parameter
-            )
+            yield _state(parameter, name, state_dtype(update), citation, update, shards, paged=paged)
     yield from _scalars(parameter, update, shards)
 
 
-def _copy(
-    parameter: LocalParameter, name: str, dtype: str, citation: str, update: UpdateRule, shards: ShardCounts
-) -> RowDraft:
+def _state(
+    parameter: LocalParameter,
+    name: str,
+    dtype: str,
+    citation: str,
+    update: UpdateRule,
+    shards: ShardCounts = UNSHARDED,
+    *,
+    axes: tuple[Axis, ...] | None = None,
+    paged: bool = False,
+) -> OptimizerState:
+    """Return a state of a parameter, with the axes of the parameter or `axes`; the default is whole on each rank."""
+    shaped = parameter
+    if axes is not None:
+        shaped = LocalParameter(parameter.module, parameter.tensor, axes, parameter.count, parameter.where)
     mask = from_phase(first_phase(update))
     # torch/optim/sgd.py: torch.clone(grad), unsharded where the gradient is; with decay a new tensor.
     cloned = update.optimizer == "momentum" and not update.decays
     copy = ParameterCopy(Component.OPTIMIZER_STATE, f" {name}", dtype, 1, mask, citation, gradient_shaped=cloned)
-    return copy_row(copy, parameter, shards)
-
-
-def _part(
-    parameter: LocalParameter, name: str, axes: tuple[Axis, ...], dtype: str, citation: str, update: UpdateRule
-) -> RowDraft:
-    """Return a state with other axes, replicated on the rank."""
-    part = LocalParameter(parameter.module, parameter.tensor, axes, parameter.count, parameter.where)
-    return _copy(part, name, dtype, citation, update, UNSHARDED)
+    return OptimizerState(copy_row(copy, shaped, shards), paged, parameter)
 
 
 def _share(parameter: LocalParameter, shards: ShardCounts) -> int:
@@ -169,21 +168,18 @@ def _scalars(parameter: LocalParameter, update: UpdateRule, shards: ShardCounts)
     elif update.optimizer == "lamb":
         names, citation = ("update norm",), "bitsandbytes 0.50 optim/optimizer.py: unorm_vec"
     for name in names:
-        yield OptimizerState(_part(parameter, name, (("1", 1),), "fp32", citation, update), False, parameter)
+        yield _state(parameter, name, "fp32", citation, update, axes=(("1", 1),))
 
 
 def _factored(parameter: LocalParameter, update: UpdateRule, shards: ShardCounts) -> Iterator[OptimizerState]:
     """Yield Adafactor's states: for a matrix row and column means of the squared gradient, for a vector all of it."""
     citation = "Adafactor (arXiv 1804.04235) section 3"
     if len(parameter.axes) < 2:
-        yield OptimizerState(
-            _copy(parameter, "variance", state_dtype(update), citation, update, shards), False, parameter
-        )
+        yield _state(parameter, "variance", state_dtype(update), citation, update, shards)
         return
     *leading, rows, columns = parameter.axes
     for name, axes in (("row variance", (*leading, rows)), ("column variance", (*leading, columns))):
-        factor = LocalParameter(parameter.module, parameter.tensor, tuple(axes), parameter.count, parameter.where)
-        yield OptimizerState(_copy(factor, name, state_dtype(update), citation, update, shards), False, parameter)
+        yield _state(parameter, name, state_dtype(update), citation, update, shards, axes=tuple(axes))
 
 
 def _eight_bit(parameter: LocalParameter, update: UpdateRule, shards: ShardCounts) -> Iterator[OptimizerState]:
@@ -196,14 +192,12 @@ def _eight_bit(parameter: LocalParameter, update: UpdateRule, shards: ShardCount
     paged = update.paged and elements >= MIN_PAGED_ELEMENTS
     for name in _quantized(update):
         dtype = "fp32" if wide else "uint8"
-        yield OptimizerState(_copy(parameter, name, dtype, BITSANDBYTES, update, shards), paged, parameter)
+        yield _state(parameter, name, dtype, BITSANDBYTES, update, shards, paged=paged)
     if wide:
         return
     blocks = -(-elements // QUANTIZATION_BLOCK)
     for name in _quantized(update):  # bitsandbytes 0.50 optim/optimizer.py, init_state: after both states
-        yield OptimizerState(
-            _part(parameter, f"{name} scales", (("n/256", blocks),), "fp32", BITSANDBYTES, update), False, parameter
-        )
+        yield _state(parameter, f"{name} scales", "fp32", BITSANDBYTES, update, axes=(("n/256", blocks),))
 
 
 def _in_eight_bits(parameter: LocalParameter, update: UpdateRule, shards: ShardCounts) -> bool:
@@ -223,7 +217,7 @@ def shared_states(parameters: LocalParameters, update: UpdateRule, shards: Shard
         maps = LocalParameter(
             "optimizer", "quantization", ((str(VALUES_8BIT), VALUES_8BIT),), len(_quantized(update)), "embedding"
         )
-        yield OptimizerState(_copy(maps, "map", "fp32", BITSANDBYTES, update, UNSHARDED), False, maps)
+        yield _state(maps, "map", "fp32", BITSANDBYTES, update)
 
 
 def is_in_four_bits(elements: int) -> bool:
@@ -237,28 +231,24 @@ def _four_bit(parameter: LocalParameter, update: UpdateRule, shards: ShardCounts
     packed = is_in_four_bits(elements)
     for name in ("first moment", "second moment"):
         if not packed:
-            yield OptimizerState(_copy(parameter, name, update.moments, TORCHAO, update, shards), False, parameter)
+            yield _state(parameter, name, update.moments, TORCHAO, update, shards)
             continue
-        yield OptimizerState(
-            _part(parameter, name, (("n/2", elements // 2),), "uint8", TORCHAO, update), False, parameter
-        )
+        yield _state(parameter, name, "uint8", TORCHAO, update, axes=(("n/2", elements // 2),))
         scales = (("n/128", elements // BLOCK_4BIT),)
-        yield OptimizerState(_part(parameter, f"{name} scales", scales, "fp32", TORCHAO, update), False, parameter)
-        yield OptimizerState(
-            _part(parameter, f"{name} map", (("16", VALUES_4BIT),), "fp32", TORCHAO, update), False, parameter
-        )
+        yield _state(parameter, f"{name} scales", "fp32", TORCHAO, update, axes=scales)
+        yield _state(parameter, f"{name} map", "fp32", TORCHAO, update, axes=(("16", VALUES_4BIT),))
 
 
 def _projected(parameter: LocalParameter, update: UpdateRule) -> Iterator[OptimizerState]:
     """Yield Adam's moments of the projected gradient, and GaLore's projector, which spans the shorter side."""
     if not is_hidden_matrix(parameter):
         for name in ("first moment", "second moment"):
-            yield OptimizerState(_copy(parameter, name, update.moments, GALORE, update, UNSHARDED), False, parameter)
+            yield _state(parameter, name, update.moments, GALORE, update)
         return
     short, long = sorted(parameter.axes, key=lambda axis: axis[1])
     rank = ("r", min(update.rank, short[1]))
     for name in ("first moment", "second moment"):
-        yield OptimizerState(_part(parameter, name, (long, rank), update.moments, GALORE, update), False, parameter)
+        yield _state(parameter, name, update.moments, GALORE, update, axes=(long, rank))
     # In fp32 the projector is a view of all singular vectors, which stay live; a bf16 or fp16 copy holds r of them.
     kept = (short, short) if update.dtype == "fp32" else (rank, short)
-    yield OptimizerState(_part(parameter, "projector", kept, update.dtype, GALORE, update), False, parameter)
+    yield _state(parameter, "projector", update.dtype, GALORE, update, axes=kept)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from memcalc.spec.optimizers import GALORE_RANK, momentum, nesterov, weight_decay
-from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
+from memcalc.spec.recipes import RECIPES
 from memcalc.spec.training import TrainingSpec
 from memcalc.states.optimizers.parameter_order import MEGATRON, TORCHTITAN
 
@@ -42,11 +42,6 @@ class UpdateRule(NamedTuple):
     dtype: str
     moments: str
     family: str
-
-    @property
-    def item(self) -> int:
-        """Bytes per element of the updated tensors."""
-        return DTYPE_BYTES[self.dtype]
 
     def of_weights(self, recipe: str, weights: str) -> UpdateRule:
         """Return the same update for weights of this dtype, for which the recipe may keep master weights."""

@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 import memcalc
 from memcalc.layout.stages import stages_that_matter
 from memcalc.ledger.verdict import holding_memory
-from memcalc.search.peaks import is_expected, is_hopeless, verdict
+from memcalc.search.lower_bound import is_hopeless
 from memcalc.search.variants import varied, violated_rule
 from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.spec.spec import Spec
+from memcalc.verdict.judge import is_expected_to_fit, judge
 from tests.properties.specs import Config, configs, examples
 
 CARD = find_gpu("a100-80gb")
@@ -19,7 +20,7 @@ CARD = find_gpu("a100-80gb")
 
 def as_estimated(spec: Spec) -> None:
     """The answer of the whole estimate; its bytes, unless the lower bound alone was beyond the GPU."""
-    found, whole = verdict(spec), memcalc.estimate(spec)
+    found, whole = judge(spec), memcalc.estimate(spec)
 
     assert found.answer == whole.verdict
     if found.device_bytes is None:
@@ -28,8 +29,8 @@ def as_estimated(spec: Spec) -> None:
     else:
         assert found.device_bytes == whole.headline.device_bytes
     assert whole.decision is not None
-    assert is_expected(spec) == whole.decision.expected
-    assert not (is_hopeless(spec) and is_expected(spec))
+    assert is_expected_to_fit(spec) == whole.decision.expected
+    assert not (is_hopeless(spec) and is_expected_to_fit(spec))
 
 
 @examples(25)
