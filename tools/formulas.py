@@ -336,8 +336,7 @@ def _within_passes(spec: Spec, stage: Stage) -> Iterator[RowDraft]:
     """The first tensor of each kind that an engine allocates in a step, and the largest of gathered parameters."""
     step = recorded_step(spec, stage, lambda run: run_sizer(run, None), exist=False)
     sizes: dict[EngineTensor, list[int]] = {}
-    for number in step.stream.kind_of:
-        label, requested, _ = step.stream.kinds[number]
+    for label, requested, _ in step.stream.made:
         if isinstance(label, EngineTensor):
             sizes.setdefault(label, []).append(requested)
     for label, several in sizes.items():

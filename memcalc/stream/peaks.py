@@ -95,6 +95,11 @@ class SizelessStream:
             self.scripts.append(script)
         self.kinds = tuple(kinds)
 
+    @property
+    def made(self) -> list[StorageKind]:
+        """The kind of each allocated storage, in order."""
+        return [self.kinds[kind] for script in self.scripts for kind in script if kind >= 0]
+
     @cached_property
     def tensors(self) -> list[tuple[int, int, int]]:
         """The kinds of block tensors: number of the kind, block, and number of the storage in the block."""

@@ -35,8 +35,7 @@ def recorded(preset: str, *words: str) -> RecordedPasses:
 def flattened(preset: str, *words: str) -> list[int]:
     """Bytes of each bucket that is flattened before its reduction in a backward, in order."""
     stream = recorded(preset, "recipe=mixed-16", "engine=deepspeed", "data_parallel=8", "b=1", "s=64", *words).stream
-    made = [stream.kinds[kind] for script in stream.scripts for kind in script if kind >= 0]
-    return [kind.requested for kind in made if getattr(kind.label, "tensor", "") == "flattened bucket"]
+    return [kind.requested for kind in stream.made if getattr(kind.label, "tensor", "") == "flattened bucket"]
 
 
 def test_a_bucket_that_the_table_would_overflow_is_reduced_first() -> None:

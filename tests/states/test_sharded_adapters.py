@@ -49,8 +49,7 @@ def test_only_what_trains_is_reduced() -> None:
     """A layer's adapters in fp32; the root, embedding, last norm and head, has nothing to reduce."""
     spec = memcalc.load(*FSDP2)
     stream = recorded_step(spec, stages_of(spec)[0], lambda run: run_sizer(run, None), exist=False).stream
-    made = [stream.kinds[kind] for script in stream.scripts for kind in script if kind >= 0]
-    named = [(getattr(kind.label, "tensor", ""), kind.requested) for kind in made]
+    named = [(getattr(kind.label, "tensor", ""), kind.requested) for kind in stream.made]
     scattered = [(name, size) for name, size in named if "scatter" in name]
 
     assert scattered == [("reduce-scatter input of a layer", 4 * ADAPTERS)] * LAYERS
