@@ -92,15 +92,28 @@ def built_before_training(spec: Spec, stage: Stage, options: StateOptions) -> It
         weights = _upcast_and_back(spec, weights)
     if _casts_weights(spec):
         weights = (_cast_from_fp32(built, options) for built in weights)
-    splits = options.partitions_gradients and options.zero_stage == 3
-    yield from chain.from_iterable(_split_at_once(built, options) for built in weights) if splits else weights
+    copies_itself = options.partitions_gradients or options.is_deepspeed_without_zero  # DeepSpeed's engine
+    yield from _of_deepspeed(weights, options) if copies_itself else weights
     yield from _adapters(spec, [held for held in ordered if held.adapts], copies, options)
     if upcasts:  # axolotl 0.19 loaders/model.py, _apply_post_lora_load_setup
         yield InitialTensors(mask_of("model"), (), empties_cache=True)
-    # DeepSpeed's engine makes its copies itself.
-    if not (options.partitions_gradients or options.is_deepspeed_without_zero):
+    if not copies_itself:
         yield from _kept_copies(ordered, copies, options)
     yield from (_alone(item) for item in standing if item.component is Component.INPUTS)
+
+
+def _of_deepspeed(weights: Iterable[InitialTensors], options: StateOptions) -> Iterator[InitialTensors]:
+    """Yield the weights and buffers of a model, and those of a reference model, which is constructed like it.
+
+    TRL 1.16 trainer/dpo_trainer.py, __init__: at stage 3 zero.Init shards it after the policy. Otherwise it moves to
+    the GPU before the policy, which Trainer moves when training begins (models/utils.py, prepare_deepspeed).
+    """
+    splits = options.partitions_gradients and options.zero_stage == 3
+    policy = [part for built in weights for part in _split_at_once(built, options)] if splits else [*weights]
+    reference: list[InitialTensors] = []
+    if options.has_reference_model:  # its storages are no parameters of the optimizer
+        reference = [built._replace(tensors=tuple(e._replace(parameter=None) for e in built.tensors)) for built in policy]
+    yield from (*policy, *reference) if splits else (*reference, *policy)
 
 
 def _as_loaded(spec: Spec, ordered: tuple[LocalParameter, ...], layers: Sequence[int]) -> Iterable[LocalParameter]:
