@@ -135,9 +135,7 @@ class ZeRO3(Engine):
         sizes = (0 if turn.reduces_at_end else self._elements_of(turn.parameters) for turn in turns)
         self.passed = [0, *accumulate(sizes)]  # elements of modules before each turn
         # Parameters that PEFT's wrappers, which have no name, read before their own modules do: adapters.
-        self.external = {
-            number for turn in turns if not (turn.names or turn.reads_head) for number in turn.parameters
-        }
+        self.external = {number for turn in turns if not (turn.names or turn.reads_head) for number in turn.parameters}
         # The model's turns, if it reads the LM head's weight itself: its forward and its backward.
         self.readers = [at for at, turn in enumerate(turns) if turn.reads_head]
 

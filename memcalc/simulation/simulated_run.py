@@ -34,7 +34,7 @@ from memcalc.simulation.evaluation import (
 )
 from memcalc.simulation.forward_backward import ForwardBackward
 from memcalc.simulation.generation import GenerationRequests, unsupported_generation_reason
-from memcalc.simulation.initial_tensors import InitialTensors
+from memcalc.simulation.initial_tensors import InitialTensor, InitialTensors
 from memcalc.simulation.layer_loops import LayerLoop
 from memcalc.simulation.micro_batch import MicroBatch
 from memcalc.simulation.optimizer_step import OptimizerStep
@@ -210,12 +210,11 @@ class SimulatedRun:
 
     def _make(self, built: InitialTensors) -> list[int]:
         found: list[int] = []
-        replaced = [self.requests.take(made.size, 0, made.component) for made in built.replaced]
+        replaced = [*map(self._construct, built.replaced)]
         for index, made in enumerate(built.tensors):
-            before = [self.requests.play(made.before, Component.TEMPORARIES)] if made.before else []
-            script = made.several or (made.size,)
-            found.append(self.requests.play(script, made.component))
-            self.requests.drop(before if made.stays else (*before, found.pop()))
+            found.append(self._construct(made))
+            if not made.stays:
+                self.requests.drop((found.pop(),))
             if made.parameter is not None and made.stays:
                 self.weights.setdefault(made.parameter, deque()).append(found[-1])
             self.requests.drop(replaced[index : index + 1])
@@ -225,6 +224,13 @@ class SimulatedRun:
         if built.empties_cache:
             self.requests.empty_cache()
         return found
+
+    def _construct(self, made: InitialTensor) -> int:
+        """Allocate a tensor, free what its construction needed, and return its storage."""
+        before = [self.requests.play(made.before, Component.TEMPORARIES)] if made.before else []
+        storage = self.requests.play(made.several or (made.size,), made.component)
+        self.requests.drop(before)
+        return storage
 
     def _run(self, phase: str) -> None:
         kind, _, number = phase.rpartition("_") if phase[-1].isdigit() else (phase, "", "")
