@@ -391,6 +391,13 @@ def test_a_reference_model_at_stage_3_is_sharded_after_the_policy() -> None:
     assert both == alone * 2
 
 
+def test_fp32_modules_are_cast_before_they_are_sharded() -> None:
+    """partition_parameters.py, zero_wrapper_for_fp_tensor_constructor: each weight in fp32, in 16 bits, its shard."""
+    cast = asked(small("zero_stage=3", "zero_optimization.casts_fp32_weights=true"), "model")
+
+    assert cast[:3] == [(0, 4 * VOCAB * WIDTH), (0, 2 * VOCAB * WIDTH), (0, 2 * VOCAB * WIDTH // RANKS)]
+
+
 def test_a_reference_model_is_gathered_on_a_stream_apart_from_the_policys() -> None:
     """Its order of modules is known from the second micro-batch on, in which all of it is prefetched."""
     spec = small("zero_stage=3", "pairs=true", "reference_model=true")
