@@ -44,7 +44,7 @@ def test_auto_is_of_the_models_width(tmp_path: Path) -> None:
 
 def test_a_reference_model_has_the_default_sizes_for_auto(tmp_path: Path) -> None:
     """TRL 1.16 trainer/dpo_trainer.py, __init__: its engine is made before Trainer computes what is auto."""
-    given = dict(AUTO) | {"stage3_param_persistence_threshold": 1000}
+    given: dict[str, object] = {**AUTO, "stage3_param_persistence_threshold": 1000}
     zero = spec_of(tmp_path, given, "bf16: true").parallelism.zero_optimization
 
     assert zero.prefetch_bucket_size == int(0.9 * WIDTH**2)
