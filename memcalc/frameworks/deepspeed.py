@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, get_args
 
 from memcalc.frameworks.draft import FRAMEWORK, Draft
 from memcalc.frameworks.switches import is_on
 from memcalc.frameworks.weights import placed_config
 from memcalc.spec.programs import PROGRAMS
+from memcalc.spec.zero import AutomaticSize
 
 # Our sizes, DeepSpeed's names, and the value of `auto` in a model of this size (transformers 5.23
 # integrations/deepspeed.py, trainer_config_finalize; accelerate 1.15 accelerator.py, _prepare_deepspeed).
@@ -31,16 +32,22 @@ _OWN_ADAM = ("adam", "adamw")  # types of an optimizer block
 def place_zero(draft: Draft, zero: Mapping[str, Any]) -> None:
     """Place the sizes of a zero_optimization block, and whether reductions overlap with backward.
 
-    Where the model's width is not known `auto` is the default.
+    Where the model's width is not known `auto` is the default. It is so for a reference model, too: TRL makes its
+    engine before Trainer fills in the sizes (1.16 trainer/dpo_trainer.py, __init__), and DeepSpeed ignores `auto`
+    (0.19 runtime/config_utils.py, DeepSpeedConfigModel).
     """
     if isinstance(zero.get("overlap_comm"), bool):
         draft.default("parallelism.zero_optimization.overlap_comm", zero["overlap_comm"])
     width = _width(placed_config(draft))
+    filled: list[str] = []
     for ours, (names, automatic) in _SIZES.items():
         said = next((zero[name] for name in names if name in zero), None)
         size = automatic(width) if said == "auto" and width is not None else _whole(said)
         if size is not None and (size or ours != "reduce_bucket_size"):
             draft.default(f"parallelism.zero_optimization.{ours}", size)
+        filled += [ours] if said == "auto" and ours in get_args(AutomaticSize) else []
+    if filled:
+        draft.default("parallelism.zero_optimization.automatic", tuple(filled))
 
 
 def _width(config: Mapping[str, Any]) -> int | None:
@@ -59,6 +66,12 @@ def place_groups(draft: Draft, config: Mapping[str, Any]) -> None:
     """
     if "optimizer" not in config and draft.values.get(FRAMEWORK) != "accelerate":
         draft.default("parallelism.zero_optimization.separate_no_decay", True)
+
+
+def place_cast(draft: Draft, *, low: bool) -> None:
+    """Place whether zero.Init casts weights from fp32; `low`: from_pretrained makes them in 16 bits."""
+    if draft.given("parallelism.zero_stage") == 3 and not low:
+        draft.default("parallelism.zero_optimization.casts_fp32_weights", True)
 
 
 def place_adapter_dtype(draft: Draft) -> None:

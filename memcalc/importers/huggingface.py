@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memcalc.frameworks.deepspeed import place_adapter_dtype, place_copies, runs_deepspeed
+from memcalc.frameworks.deepspeed import place_adapter_dtype, place_cast, place_copies, runs_deepspeed
 from memcalc.frameworks.draft import FRAMEWORK, Draft
 from memcalc.frameworks.switches import is_on
 from memcalc.frameworks.trainer import (
@@ -184,6 +184,7 @@ def finish_trainer(
         draft.default("training.recipe", "fp32")
     elif runs_deepspeed(draft):
         draft.default("training.recipe", "mixed-16")
+        place_cast(draft, low=low)
         what = "shards are in fp32 and gathered" if draft.given("parallelism.zero_stage") else "fp32 weights are copied"
         draft.notes.append(f"{what} in 16 bits: recipe mixed-16, 16 bytes per parameter")
         place_adapter_dtype(draft)

@@ -64,6 +64,25 @@ def engine_of(
     )
 
 
+def reference_engine_of(
+    requests: Requests,
+    ordered: Sequence[LocalParameter],
+    units: Mapping[int, Sequence[LocalParameter]],
+    spec: Spec,
+    plan: Segment,
+) -> Engine:
+    """Return the engine of a frozen model that scores micro-batches; arguments as for `engine_of`.
+
+    It has weights alone. Where the policy's are sharded its own engine gathers them, apart from the policy's; otherwise
+    they are whole on each rank. TRL 1.16 models/utils.py, prepare_deepspeed: stage 3, or stage 0 instead of 1 and 2.
+    """
+    if not state_options(spec).shards_weights:
+        return Engine(requests)
+    engine = engine_of(requests, ordered, units, spec, plan)
+    engine.omit_backward()
+    return engine
+
+
 def ranks_that_may_hold_most(spec: Spec) -> tuple[int | None, ...]:
     """Return the data-parallel ranks of which one has the highest peak of a pass (None: the one `engine_of` takes).
 

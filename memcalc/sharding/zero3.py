@@ -26,6 +26,7 @@ from memcalc.stream.requests import EngineTensor, Requests
 MOST_LIVE = 1_000_000_000  # stage3_max_live_parameters: above it nothing is prefetched
 REUSE_DISTANCE = 1_000_000_000  # stage3_max_reuse_distance: parameters used again within this distance stay
 GATHER = 1  # the CUDA stream of all-gathers with overlap_comm, in addition to that of reductions: parameter_offload.py
+REFERENCE_GATHER = 3  # the stream of all-gathers of a reference model, which has its own engine
 SUB_GROUP = 1_000_000_000  # runtime/zero/config.py, sub_group_size: elements that are updated at once
 
 
@@ -133,8 +134,8 @@ class ZeRO3(Engine):
                 self.of_module.setdefault((turn.unit, name), []).append(at)
         sizes = (0 if turn.reduces_at_end else self._elements_of(turn.parameters) for turn in turns)
         self.passed = [0, *accumulate(sizes)]  # elements of modules before each turn
-        # Parameters that modules without a name read: the LM head's weight, and adapters in PEFT's wrappers.
-        self.external = {number for turn in turns if not turn.names for number in turn.parameters}
+        # Parameters that PEFT's wrappers, which have no name, read before their own modules do: adapters.
+        self.external = {number for turn in turns if not (turn.names or turn.reads_head) for number in turn.parameters}
         # The model's turns, if it reads the LM head's weight itself: its forward and its backward.
         self.readers = [at for at, turn in enumerate(turns) if turn.reads_head]
 
@@ -142,8 +143,10 @@ class ZeRO3(Engine):
         """Leave the modules of backward out: a parameter is freed after its last use in forward.
 
         A weight that the model reads outside its module stays. Source: partitioned_param_coordinator.py,
-        release_sub_module (is_external_param).
+        release_sub_module (is_external_param). All-gathers are on a stream apart from the policy's: each engine makes
+        its own (parameter_offload.py).
         """
+        self.gather = self.gather and REFERENCE_GATHER
         self._trace([turn for turn in self.turns if not turn.backward])
         self.kept = frozenset(self._read_by_model())
 

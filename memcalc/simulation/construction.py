@@ -92,15 +92,31 @@ def built_before_training(spec: Spec, stage: Stage, options: StateOptions) -> It
         weights = _upcast_and_back(spec, weights)
     if _casts_weights(spec):
         weights = (_cast_from_fp32(built, options) for built in weights)
-    splits = options.partitions_gradients and options.zero_stage == 3
-    yield from chain.from_iterable(_split_at_once(built, options) for built in weights) if splits else weights
+    copies_itself = options.partitions_gradients or options.is_deepspeed_without_zero  # DeepSpeed's engine
+    yield from _of_deepspeed(weights, options) if copies_itself else weights
     yield from _adapters(spec, [held for held in ordered if held.adapts], copies, options)
     if upcasts:  # axolotl 0.19 loaders/model.py, _apply_post_lora_load_setup
         yield InitialTensors(mask_of("model"), (), empties_cache=True)
-    # DeepSpeed's engine makes its copies itself.
-    if not (options.partitions_gradients or options.is_deepspeed_without_zero):
+    if not copies_itself:
         yield from _kept_copies(ordered, copies, options)
     yield from (_alone(item) for item in standing if item.component is Component.INPUTS)
+
+
+def _of_deepspeed(weights: Iterable[InitialTensors], options: StateOptions) -> Iterator[InitialTensors]:
+    """Yield the weights and buffers of a model, and those of a reference model, which is constructed like it.
+
+    TRL 1.16 trainer/dpo_trainer.py, __init__: at stage 3 zero.Init shards it after the policy. Otherwise it moves to
+    the GPU before the policy, which Trainer moves when training begins (models/utils.py, prepare_deepspeed).
+    """
+    splits = options.partitions_gradients and options.zero_stage == 3
+    policy = [part for built in weights for part in _split_at_once(built, options)] if splits else [*weights]
+    reference = [*map(_frozen, policy)] if options.has_reference_model else []
+    yield from (*policy, *reference) if splits else (*reference, *policy)
+
+
+def _frozen(built: InitialTensors) -> InitialTensors:
+    """Return tensors of a reference model: they are no parameters of the optimizer."""
+    return built._replace(tensors=tuple(made._replace(parameter=None) for made in built.tensors))
 
 
 def _as_loaded(spec: Spec, ordered: tuple[LocalParameter, ...], layers: Sequence[int]) -> Iterable[LocalParameter]:
@@ -439,15 +455,31 @@ def _joined(built: Iterable[InitialTensors]) -> Iterator[InitialTensors]:
 def _split_at_once(built: InitialTensors, options: StateOptions) -> Iterator[InitialTensors]:
     """Yield weights under DeepSpeed's zero.Init, which shards a module's parameters after its construction.
 
-    Weights in host memory are constructed on the device as well, and sharded into host memory.
+    Weights in host memory are constructed on the device as well, and sharded into host memory. The shard of an LM head
+    that is tied later is freed when the garbage collector runs, by the beginning of training (Trainer calls it).
     Source: deepspeed 0.19 runtime/zero/partition_parameters.py, _post_init_method.
     """
-    kept = 0 if options.weights_on_host else 1
+    kept, width = 0 if options.weights_on_host else 1, DTYPE_BYTES[options.base]
     for module, made in groupby(built.tensors, key=lambda each: each.parameter and each.parameter.module):
         tensors = tuple(made)
-        whole = [DTYPE_BYTES[options.base] * each.parameter.elements for each in tensors if each.parameter is not None]
-        tensors = tuple(each._replace(size=kept * each.size) for each in tensors)
-        yield InitialTensors(built.mask, tensors, () if module is None else tuple(map(InitialTensor, whole)))
+        if module is not None:
+            whole = [width * each.parameter.elements for each in tensors if each.parameter is not None]
+            tensors = tuple(each._replace(size=kept * each.size) for each in tensors)
+            yield InitialTensors(built.mask, tensors, tuple(_constructed(size, options) for size in whole))
+        elif tensors[0].component is Component.TEMPORARIES:
+            shards = (
+                InitialTensor(kept * width * -(-each.size // (width * options.data_parallel))) for each in tensors
+            )
+            wholes = (_constructed(each.size, options) for each in tensors)
+            yield InitialTensors(mask_of("model"), tuple(shards), tuple(wholes))
+        else:
+            yield InitialTensors(built.mask, tensors)
+
+
+def _constructed(size: int, options: StateOptions) -> InitialTensor:
+    """Return a weight before it is sharded, which zero.Init may have cast (zero_wrapper_for_fp_tensor_constructor)."""
+    wide = size * DTYPE_BYTES["fp32"] // DTYPE_BYTES[options.base]
+    return InitialTensor(size, (wide,) if options.zero.casts_fp32_weights and wide > size else ())
 
 
 def _alone(item: RowDraft) -> InitialTensors:

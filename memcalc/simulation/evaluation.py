@@ -38,7 +38,9 @@ def scored_by_reference(spec: Spec) -> bool:
 
 def reference_run(spec: Spec) -> Spec:
     """Return the run with the reference model's forward pass and loss on a micro-batch."""
-    return _without_training(spec, spec.training.micro_batch_size)
+    sizes = {"zero_optimization": spec.parallelism.zero_optimization.of_reference()}
+    run = spec.model_copy(update={"parallelism": spec.parallelism.model_copy(update=sizes)})
+    return _without_training(run, spec.training.micro_batch_size)
 
 
 def _without_training(spec: Spec, batch: int) -> Spec:

@@ -21,7 +21,13 @@ from memcalc.ledger.row_drafts import EVALUATION, RowDraft
 from memcalc.programs.program import Program
 from memcalc.programs.sized_program import ProgramSizer, SizedProgram
 from memcalc.sharding.engine import Engine, by_unit
-from memcalc.sharding.engines import arriving_gradients, engine_of, gradient_names, takes_gradients_over
+from memcalc.sharding.engines import (
+    arriving_gradients,
+    engine_of,
+    gradient_names,
+    reference_engine_of,
+    takes_gradients_over,
+)
 from memcalc.simulation.evaluation import evaluated, evaluates_between_steps, reference_run, scored_by_reference
 from memcalc.simulation.forward_backward import ForwardBackward
 from memcalc.simulation.layer_loops import LayerLoop, loops_of, of_layers
@@ -173,11 +179,12 @@ class StepRecorder:
         units = by_unit(
             layers.ordered, layers.numbers, ends=options.wraps_embedding_and_head, finds_norm=options.finds_norm
         )
-        engine = (
-            Engine(self.requests)  # the buffers of Megatron-Core's modules are rows of their own
-            if options.engine == "megatron"
-            else engine_of(self.requests, layers.of_engine, units, spec, plan, self.rank)
-        )
+        if options.engine == "megatron":
+            engine = Engine(self.requests)  # the buffers of Megatron-Core's modules are rows of their own
+        elif model == REFERENCE:
+            engine = reference_engine_of(self.requests, layers.of_engine, units, spec, plan)
+        else:
+            engine = engine_of(self.requests, layers.of_engine, units, spec, plan, self.rank)
         engine.rounds = {layer: loop.rounds for loop in layers.played for item in loop.items for layer in leaves(item)}
         existing = engine.existing() if exist else []
         parts = StageBlocks(
@@ -196,8 +203,6 @@ class StepRecorder:
     def _forward_alone(self, spec: Spec, model: str = POLICY) -> None:
         """Record a forward pass and its loss outside autograd."""
         walk, _ = self._walk(spec, exist=False, gradients=False, model=model)
-        if model == REFERENCE:
-            walk.engine.omit_backward()
         walk.engine.resume()
         walk.engine.begin(have_gradients=False, last=True)
         walk.forward(self._received(walk))

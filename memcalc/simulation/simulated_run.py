@@ -21,7 +21,7 @@ from memcalc.ledger.row_drafts import BIT, EVALUATION, GENERATION, PHASES, STEPS
 from memcalc.programs.sized_program import run_sizer
 from memcalc.sharding.deepspeed import lacks
 from memcalc.sharding.engine import Engine, by_unit
-from memcalc.sharding.engines import arriving_gradients, engine_of, gradient_names
+from memcalc.sharding.engines import arriving_gradients, engine_of, gradient_names, reference_engine_of
 from memcalc.sharding.megatron import lacks as megatron_lacks
 from memcalc.sharding.schedules import lacks as pipeline_lacks
 from memcalc.simulation.backward_updates import UpdatesInBackward
@@ -34,7 +34,7 @@ from memcalc.simulation.evaluation import (
 )
 from memcalc.simulation.forward_backward import ForwardBackward
 from memcalc.simulation.generation import GenerationRequests, unsupported_generation_reason
-from memcalc.simulation.initial_tensors import InitialTensors
+from memcalc.simulation.initial_tensors import InitialTensor, InitialTensors
 from memcalc.simulation.layer_loops import LayerLoop
 from memcalc.simulation.micro_batch import MicroBatch
 from memcalc.simulation.optimizer_step import OptimizerStep
@@ -174,7 +174,9 @@ class SimulatedRun:
         self.stale: list[int] = []  # gradients of the previous step
         self.remaining: list[int] = []  # the embedding's gradient, if zero_grad does not free it
         self.passing: MicroBatch | None = None  # the current micro-batch
-        self.reference: MicroBatch | None = None  # the reference model's micro-batch
+        self.length = 0  # its sequence length
+        self.reference_engine: Engine | None = None  # of a model that scores each micro-batch of the policy
+        self.references: dict[int, MicroBatch] = {}  # the reference model's micro-batches by sequence length
         # The micro-batches by whether gradients exist before them, and by sequence length.
         self.kinds: dict[tuple[bool, int], MicroBatch] = {}
         self.steady_step: RecordedRequests | None = None  # the optimizer step, for all steps but the first
@@ -209,12 +211,11 @@ class SimulatedRun:
 
     def _make(self, built: InitialTensors) -> list[int]:
         found: list[int] = []
-        replaced = [self.requests.take(made.size, 0, made.component) for made in built.replaced]
+        replaced = [*map(self._construct, built.replaced)]
         for index, made in enumerate(built.tensors):
-            before = [self.requests.play(made.before, Component.TEMPORARIES)] if made.before else []
-            script = made.several or (made.size,)
-            found.append(self.requests.play(script, made.component))
-            self.requests.drop(before if made.stays else (*before, found.pop()))
+            found.append(self._construct(made))
+            if not made.stays:
+                self.requests.drop((found.pop(),))
             if made.parameter is not None and made.stays:
                 self.weights.setdefault(made.parameter, deque()).append(found[-1])
             self.requests.drop(replaced[index : index + 1])
@@ -224,6 +225,13 @@ class SimulatedRun:
         if built.empties_cache:
             self.requests.empty_cache()
         return found
+
+    def _construct(self, made: InitialTensor) -> int:
+        """Allocate a tensor, free what its construction needed, and return its storage."""
+        before = [self.requests.play(made.before, Component.TEMPORARIES)] if made.before else []
+        storage = self.requests.play(made.several or (made.size,), made.component)
+        self.requests.drop(before)
+        return storage
 
     def _run(self, phase: str) -> None:
         kind, _, number = phase.rpartition("_") if phase[-1].isdigit() else (phase, "", "")
@@ -280,9 +288,10 @@ class SimulatedRun:
         self.engine.prepare()
         self.engine.begin(have_gradients=bool(self.gradients), last=last)
         exist = bool(self.gradients) or self.engine.has_unsharded_gradients
-        key = exist, next(self.next_lengths)
+        self.length = next(self.next_lengths)
+        key = exist, self.length
         if key not in self.kinds or not self.repeats:
-            run = with_length(self.spec, key[1])
+            run = with_length(self.spec, self.length)
             plan = plan_of(run)
             arriving = arriving_gradients(run, self.engine, exist=exist)
             parts = StageBlocks(run, self.stage, run_sizer(run, self.card), arriving, plan)
@@ -315,7 +324,7 @@ class SimulatedRun:
         if not self.choice.zeroes_gradients:
             self.requests.drop(self.gradients)
             self.gradients = []
-        batch = self._without_gradients(evaluated(self.spec))
+        batch = self._without_gradients(evaluated(self.spec), self.engine)
         for _ in range(2):
             if not self.engine.keeps_gradients:  # the first batch leaves units unsharded
                 batch = MicroBatch(self.requests, batch.passing)
@@ -327,15 +336,34 @@ class SimulatedRun:
         if self.engine.order_is_stale:  # the next backward has other requests
             self.kinds = {}
 
-    def _without_gradients(self, run: Spec) -> MicroBatch:
-        """Record a micro-batch with a forward outside autograd."""
+    def _without_gradients(self, run: Spec, engine: Engine) -> MicroBatch:
+        """Return a micro-batch with a forward outside autograd."""
         arriving = gradient_policy(run, exist=False, sharded=False)
         plan = items_of((), run.model.num_layers)
         parts = StageBlocks(run, self.stage, run_sizer(run, self.card), arriving, plan, without_gradients=True)
         passing = self.passing_type(
-            self.requests, parts, (LayerLoop(plan),), self.engine, self.parameters, self.workspace.each, self.threads
+            self.requests, parts, (LayerLoop(plan),), engine, self.parameters, self.workspace.each, self.threads
         )
         return MicroBatch(self.requests, passing)
+
+    def _score(self) -> None:
+        """Record the reference model's forward pass and loss on the current micro-batch."""
+        run = with_length(reference_run(self.spec), self.length)
+        if self.reference_engine is None:
+            self.reference_engine = reference_engine_of(
+                self.requests, self.ordered, self.units, run, items_of((), run.model.num_layers)
+            )
+        engine = self.reference_engine
+        if self.length not in self.references:
+            self.references[self.length] = self._without_gradients(run, engine)
+        elif not engine.repeats:
+            self.references[self.length] = MicroBatch(self.requests, self.references[self.length].passing)
+        batch = self.references[self.length]
+        engine.begin_evaluation()
+        batch.forward()
+        batch.loss()
+        batch.release()
+        engine.after_evaluation()
 
     def _generate(self) -> None:
         """Record the completions of a step, after the gradients of the step before are freed."""
@@ -353,11 +381,8 @@ class SimulatedRun:
     def _loss(self) -> None:
         assert self.passing is not None
         self.passing.loss()
-        if scored_by_reference(self.spec) and self.choice.data_parallel == 1:
-            self.reference = self.reference or self._without_gradients(reference_run(self.spec))
-            self.reference.forward()
-            self.reference.loss()
-            self.reference.release()
+        if scored_by_reference(self.spec):
+            self._score()
         self._forget_output()
 
     def _forget_output(self) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
 from pydantic import Field
 
 from memcalc.spec.model import ConfigBlock, Count, Size
+
+AutomaticSize = Literal["prefetch_bucket_size", "param_persistence_threshold"]
 
 
 class ZeroSpec(ConfigBlock):
@@ -24,7 +28,16 @@ class ZeroSpec(ConfigBlock):
     copies_fp32_weights: bool = Field(
         False, description="stage 3: whether the optimizer updates a copy of weights that are fp32 (DeepSpeed 0.19)"
     )
+    casts_fp32_weights: bool = Field(
+        False,
+        description="stage 3: whether modules are constructed in fp32, and cast to 16 bits before sharding",
+    )
 
+    automatic: Annotated[tuple[AutomaticSize, ...], Field(strict=False)] = Field(
+        (),
+        description="stage 3: sizes that are computed when training begins, after the engine of a reference model was "
+        "made, which has the defaults (TRL)",
+    )
     own_adam: bool = Field(
         False, description="stage 0: whether 16-bit weights are updated by DeepSpeed's own Adam, which flattens them"
     )
@@ -32,6 +45,10 @@ class ZeroSpec(ConfigBlock):
     def overlaps(self, stage: int) -> bool:
         """Return whether reductions overlap with backward at a stage (runtime/zero/config.py, overlap_comm_valid)."""
         return stage == 3 if self.overlap_comm is None else self.overlap_comm
+
+    def of_reference(self) -> ZeroSpec:
+        """Return the sizes of a reference model's engine."""
+        return self.model_copy(update={name: getattr(DEFAULT, name) for name in self.automatic})
 
     @property
     def is_default(self) -> bool:

@@ -83,6 +83,12 @@ class StateOptions(NamedTuple):
         return self.engine == "deepspeed" and self.zero_stage >= 1 and self.data_parallel > 1
 
     @property
+    def shards_weights(self) -> bool:
+        """Whether each rank has shards of the weights that forward reads, which are gathered for it."""
+        from_stage = 1 if self.engine in ("fsdp1", "fsdp2") else 3
+        return self.engine != "megatron" and self.zero_stage >= from_stage and self.data_parallel > 1
+
+    @property
     def is_deepspeed_without_zero(self) -> bool:
         """Whether DeepSpeed's engine trains a whole model on each rank, and reduces the gradients themselves."""
         return self.engine == "deepspeed" and self.zero_stage == 0

@@ -9,6 +9,7 @@ import pytest
 
 import memcalc
 from memcalc.simulation.simulated_run import unsupported_reason
+from memcalc.spec.zero import ZeroSpec
 
 FILE = """\
 model_name_or_path: HuggingFaceTB/SmolLM2-360M
@@ -39,6 +40,30 @@ def test_auto_is_of_the_models_width(tmp_path: Path) -> None:
     assert zero.reduce_bucket_size == WIDTH**2
     assert zero.prefetch_bucket_size == int(0.9 * WIDTH**2)
     assert zero.param_persistence_threshold == 10 * WIDTH
+
+
+def test_a_reference_model_has_the_default_sizes_for_auto(tmp_path: Path) -> None:
+    """TRL 1.16 trainer/dpo_trainer.py, __init__: its engine is made before Trainer computes what is auto."""
+    given: dict[str, object] = {**AUTO, "stage3_param_persistence_threshold": 1000}
+    zero = spec_of(tmp_path, given, "bf16: true").parallelism.zero_optimization
+
+    assert zero.prefetch_bucket_size == int(0.9 * WIDTH**2)
+    assert zero.of_reference().prefetch_bucket_size == ZeroSpec().prefetch_bucket_size
+    assert zero.of_reference().param_persistence_threshold == 1000
+
+
+@pytest.mark.parametrize(
+    ("precision", "casts"),
+    [
+        ("bf16: true\ntorch_dtype: float32", True),
+        ("bf16: true\ntorch_dtype: bfloat16", False),
+        ("bf16: false\ntorch_dtype: float32", False),
+    ],
+)
+def test_zero_init_casts_fp32_weights_to_16_bits(precision: str, casts: bool, tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, {}, precision, "versions.deepspeed=v0.19.8")
+
+    assert spec.parallelism.zero_optimization.casts_fp32_weights is casts
 
 
 @pytest.mark.parametrize(("said", "expected"), [(5e7, 50_000_000), ("2e8", 200_000_000), ("large", 500_000_000)])

@@ -375,6 +375,38 @@ def test_a_reference_model_that_reads_its_head_keeps_it() -> None:
     assert gathered("backward_2", *words) == 2 * ELEMENTS + TABLE + STAY
 
 
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_a_reference_model_is_whole_where_weights_are_not_sharded(stage: int) -> None:
+    """TRL 1.16 models/utils.py, prepare_deepspeed: its engine has stage 0, and moves it to the GPU before the policy."""
+    given = (f"zero_stage={stage}", "pairs=true")
+    alone, both = (asked(small(*given, f"reference_model={each}"), "model") for each in ("false", "true"))
+
+    assert both == alone * 2
+
+
+def test_a_reference_model_at_stage_3_is_sharded_after_the_policy() -> None:
+    given = ("zero_stage=3", "pairs=true")
+    alone, both = (asked(small(*given, f"reference_model={each}"), "model") for each in ("false", "true"))
+
+    assert both == alone * 2
+
+
+def test_fp32_modules_are_cast_before_they_are_sharded() -> None:
+    """partition_parameters.py, zero_wrapper_for_fp_tensor_constructor: each weight in fp32, in 16 bits, its shard."""
+    cast = asked(small("zero_stage=3", "zero_optimization.casts_fp32_weights=true"), "model")
+
+    assert cast[:3] == [(0, 4 * VOCAB * WIDTH), (0, 2 * VOCAB * WIDTH), (0, 2 * VOCAB * WIDTH // RANKS)]
+
+
+def test_a_reference_model_is_gathered_on_a_stream_apart_from_the_policys() -> None:
+    """Its order of modules is known from the second micro-batch on, in which all of it is prefetched."""
+    spec = small("zero_stage=3", "pairs=true", "reference_model=true")
+
+    assert {stream for stream, _ in on_streams(spec, "forward_2")} == {1}
+    assert {stream for stream, _ in on_streams(spec, "loss_2")} == {3}
+    assert sum(size for _, size in on_streams(spec, "loss_2")) >= 2 * (ELEMENTS - STAY)
+
+
 @pytest.mark.parametrize("phase", ["forward_2", "backward_2"])
 def test_a_policy_that_scores_itself_gathers_one_module_at_a_time(phase: str) -> None:
     """Its second forward ends the recorded order of modules, without which none are prefetched, and none stay."""
@@ -496,7 +528,10 @@ def test_recorded_ranks() -> None:
         (("zero_stage=2", "ema=fp32"), "DeepSpeed and an average of the weights"),
         (("zero_stage=3", "qlora.block_size=64", "lora.rank=8"), "ZeRO stage 3 and 4-bit weights"),
         (("zero_stage=2", "loss=vocab-parallel"), "DeepSpeed and a loss that is vocab-parallel"),
-        (("zero_stage=2", "reference_model=true"), "DeepSpeed and a reference model"),
+        (
+            ("zero_stage=2", "reference_model=true", "completion_length=16"),
+            "DeepSpeed and a reference model of completions",
+        ),
         (
             ("zero_stage=3", "pairs=true", "lora.rank=8"),
             "ZeRO stage 3 and scores of the same model without gradients",

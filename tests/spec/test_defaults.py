@@ -126,6 +126,8 @@ def test_a_silent_file_has_these_values() -> None:
             "overlap_comm": None,
             "separate_no_decay": False,
             "copies_fp32_weights": False,
+            "casts_fp32_weights": False,
+            "automatic": (),
             "own_adam": False,
         },
         "offload": "none",

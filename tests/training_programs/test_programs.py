@@ -83,6 +83,7 @@ RESERVED = {
     "trainer-5-zero": 0.2,
     "trainer-5-offload": 0.3,
     "trl-sft-zero": 0.1,
+    "trl-dpo-zero": 0.3,
     "deepspeed": 0.1,
     "deepspeed-stage0": 0.1,
     "trainer-5-stage0": 0.1,
@@ -105,6 +106,11 @@ UNLIKE = {
     ("trainer-5-stage0", "held-out", 2),
     ("trl-sft-zero", "development", 5),
     ("trl-sft-zero", "held-out", 7),
+    ("trl-dpo-zero", "development", 0),
+    ("trl-dpo-zero", "held-out", 0),
+    # Policies that score themselves at stage 3, which are not replayed.
+    ("trl-dpo-zero", "development", 2),
+    ("trl-dpo-zero", "held-out", 2),
 }
 
 
