@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from memcalc.errors import InputError
 from memcalc.frameworks.deepspeed import place_adapter_dtype, place_copies, runs_deepspeed
 from memcalc.frameworks.draft import FRAMEWORK, Draft
 from memcalc.frameworks.switches import is_on
@@ -171,6 +172,8 @@ def finish_trainer(
     place_adapters(draft)
     _sharding(draft)
     half = "bf16" if is_on(facts.get("bf16")) else "fp16" if is_on(facts.get("fp16")) else None
+    if facts.get("bf16") is True and facts.get("fp16") is True:  # TrainingArguments and axolotl reject both
+        raise InputError("bf16 and fp16 are both true.", "Set one of them.", "fp16")
     autocasts = half is not None
     weights = str(facts.get("weights", "auto" if as_published else "")).rpartition(".")[2]
     if weights == "auto":
@@ -274,12 +277,13 @@ GPUS = (("parallelism.data_parallel", "the number of data-parallel GPUs"),)
 
 
 def _is_trainer(data: Mapping[str, Any]) -> bool:
-    return "per_device_train_batch_size" in data
+    return "per_device_train_batch_size" in data or {"model_name_or_path", "output_dir"} <= data.keys()
 
 
 def _finish(draft: Draft) -> None:
     program = program_of(draft)
     draft.default(FRAMEWORK, program)
+    draft.default("training.micro_batch_size", 8)  # of TrainingArguments
     if program != "trainer":
         place_trl(draft, program)
     if is_on(draft.facts.get("four_bits")):
