@@ -171,9 +171,7 @@ def finish_trainer(
     _optimizer(draft)
     place_adapters(draft)
     _sharding(draft)
-    half = "bf16" if is_on(facts.get("bf16")) else "fp16" if is_on(facts.get("fp16")) else None
-    if facts.get("bf16") is True and facts.get("fp16") is True:  # TrainingArguments and axolotl reject both
-        raise InputError("bf16 and fp16 are both true.", "Set one of them.", "fp16")
+    half = _half(facts)
     autocasts = half is not None
     weights = str(facts.get("weights", "auto" if as_published else "")).rpartition(".")[2]
     if weights == "auto":
@@ -210,6 +208,17 @@ def finish_trainer(
     if low and narrow and policy and draft.given("parallelism.engine") == "fsdp1":  # upcast to fp32
         draft.default("parallelism.fsdp.load_dtype", "fp16" if weights in ("float16", "fp16") else "bf16")
     place_copies(draft)
+
+
+def _half(facts: Mapping[str, Any]) -> str | None:
+    """Return the 16-bit dtype of the step; None: there is none.
+
+    Raises:
+        InputError: both are set, which TrainingArguments rejects.
+    """
+    if facts.get("bf16") is True and facts.get("fp16") is True:
+        raise InputError("bf16 and fp16 are both true.", "Set one of them.", "fp16")
+    return "bf16" if is_on(facts.get("bf16")) else "fp16" if is_on(facts.get("fp16")) else None
 
 
 def _weight_dtype(draft: Draft, weights: str) -> None:

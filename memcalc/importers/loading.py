@@ -224,8 +224,8 @@ def _refuse_other_texts(source: str | Path | Mapping[str, Any]) -> None:
         )
     raise InputError(
         "no command of the file trains with Megatron-LM's --num-layers and --hidden-size.",
-        "Name a configuration, a script that starts pretrain_gpt.py, or a file of Megatron-LM arguments. For the command "
-        "of another program: `memcalc dry-run --gpu GPU -- COMMAND`.",
+        "Name a configuration, a script that starts pretrain_gpt.py, or a file of Megatron-LM arguments. For another "
+        "program's command: `memcalc dry-run --gpu GPU -- COMMAND`.",
         str(path),
     )
 

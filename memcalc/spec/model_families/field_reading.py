@@ -176,7 +176,9 @@ def _found(
         like = difflib.get_close_matches(keys[0], config, n=1, cutoff=0.9)
         raise InputError(
             f"the key {' or '.join(keys)} is missing, and a {family.name} model has no default for it.",
-            f"Rename {shown(like[0])} to {keys[0]}." if like else "Pass the model's complete config.json, or add the key.",
+            f"Rename {shown(like[0])} to {keys[0]}."
+            if like
+            else "Pass the model's complete config.json, or add the key.",
             where,
         )
     return key, value
