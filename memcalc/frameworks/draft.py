@@ -63,6 +63,7 @@ class Draft:
     silent: set[str] = field(default_factory=set)
     limits: list[Limit] = field(default_factory=list)
     questions: dict[str, OpenQuestion] = field(default_factory=dict)
+    unknown_model: str = ""
 
     def limit(
         self, what: str, why: str = "", *, holds_memory: bool, bytes_per_parameter: int = 0, sequences: int = 0
@@ -143,4 +144,4 @@ class Untranslatable(ValueError):
         super().__init__(path)
         self.path = path
         self.value = value
-        self.known = ", ".join(sorted({str(each) for each in values}))
+        self.known = ", ".join(sorted({str(each).lower() if isinstance(each, bool) else str(each) for each in values}))

@@ -42,6 +42,7 @@ class ImportedConfig:
         program: the program of the run, with its version, if no file names it.
         questions: what the file leaves open.
         assumptions: assumed answers to these questions that change the peak.
+        unknown_model: name of the file's model, if memcalc does not know it.
     """
 
     framework: FileFormat
@@ -58,6 +59,7 @@ class ImportedConfig:
     program: str = ""
     questions: tuple[OpenQuestion, ...] = ()
     assumptions: tuple[Assumption, ...] = ()
+    unknown_model: str = ""
 
     def origin(self) -> Origin:
         """The origin of a run that is loaded from this file."""
@@ -155,6 +157,7 @@ def read(
         tuple(draft.elsewhere),
         unique_limits(draft.limits),
         questions=tuple(draft.questions.values()),
+        unknown_model=draft.unknown_model,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from memcalc.errors import InputError
 from memcalc.frameworks.deepspeed import place_adapter_dtype, place_cast, place_copies, runs_deepspeed
 from memcalc.frameworks.draft import FRAMEWORK, Draft
 from memcalc.frameworks.switches import is_on
@@ -168,7 +169,7 @@ def finish_trainer(
     _optimizer(draft)
     place_adapters(draft)
     _sharding(draft)
-    half = "bf16" if is_on(facts.get("bf16")) else "fp16" if is_on(facts.get("fp16")) else None
+    half = _half(facts)
     autocasts = half is not None
     weights = str(facts.get("weights", "auto" if as_published else "")).rpartition(".")[2]
     if weights == "auto":
@@ -206,6 +207,17 @@ def finish_trainer(
     if low and narrow and policy and draft.given("parallelism.engine") == "fsdp1":  # upcast to fp32
         draft.default("parallelism.fsdp.load_dtype", "fp16" if weights in ("float16", "fp16") else "bf16")
     place_copies(draft)
+
+
+def _half(facts: Mapping[str, Any]) -> str | None:
+    """Return the 16-bit dtype of the step; None: there is none.
+
+    Raises:
+        InputError: both are set, which TrainingArguments rejects.
+    """
+    if facts.get("bf16") is True and facts.get("fp16") is True:
+        raise InputError("bf16 and fp16 are both true.", "Set one of them.", "fp16")
+    return "bf16" if is_on(facts.get("bf16")) else "fp16" if is_on(facts.get("fp16")) else None
 
 
 def _weight_dtype(draft: Draft, weights: str) -> None:
@@ -273,12 +285,13 @@ GPUS = (("parallelism.data_parallel", "the number of data-parallel GPUs"),)
 
 
 def _is_trainer(data: Mapping[str, Any]) -> bool:
-    return "per_device_train_batch_size" in data
+    return "per_device_train_batch_size" in data or {"model_name_or_path", "output_dir"} <= data.keys()
 
 
 def _finish(draft: Draft) -> None:
     program = program_of(draft)
     draft.default(FRAMEWORK, program)
+    draft.default("training.micro_batch_size", 8)  # of TrainingArguments
     if program != "trainer":
         place_trl(draft, program)
     if is_on(draft.facts.get("four_bits")):

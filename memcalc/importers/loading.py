@@ -12,6 +12,7 @@ from memcalc.files import is_file, read_text
 from memcalc.spec.loading import OpenedConfig, load_opened
 from memcalc.spec.loading import load as load_own
 from memcalc.spec.loading import open_source as open_own
+from memcalc.spec.model_families.field_types import shown
 from memcalc.spec.overrides import parse_overrides
 from memcalc.spec.reading import MODEL_CONFIG, STANDARD_INPUT, names_hub_id, standard_input
 from memcalc.spec.rule_sets.run import check_rules
@@ -223,7 +224,8 @@ def _refuse_other_texts(source: str | Path | Mapping[str, Any]) -> None:
         )
     raise InputError(
         "no command of the file trains with Megatron-LM's --num-layers and --hidden-size.",
-        "Name a configuration, a script that starts pretrain_gpt.py, or a file of Megatron-LM arguments.",
+        "Name a configuration, a script that starts pretrain_gpt.py, or a file of Megatron-LM arguments. For another "
+        "program's command: `memcalc dry-run --gpu GPU -- COMMAND`.",
         str(path),
     )
 
@@ -291,8 +293,10 @@ def _check_model(config: ImportedConfig, given: set[Place], path: Path) -> None:
     missing = [name for name in _SIZES if name not in model and ("model", name) not in given]
     if not missing:
         return
+    named = f"names the model {shown(config.unknown_model)}, which memcalc does not know"
+    problem = named if config.unknown_model else "does not define the model"
     raise InputError(
-        f"the {config.framework.name} config does not define the model (missing {', '.join(missing)}).",
+        f"the {config.framework.name} config {problem} (missing {', '.join(missing)}).",
         "Add --set preset=NAME (see `memcalc models`) or --set hf_config=PATH, or set these fields.",
         str(path),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from memcalc.errors import InputError
 from memcalc.frameworks.draft import Draft
 from memcalc.importers.vocabulary import NULL, entries_of, place_vocabulary
 
@@ -126,20 +127,27 @@ def place_recompute(draft: Draft) -> None:
 
 
 def place_ranks(draft: Draft) -> None:
-    """Set replicas, their batch, context parallelism and pipeline chunks."""
+    """Set replicas, their batch, context parallelism and pipeline chunks.
+
+    Raises:
+        InputError: the launched GPUs are not a multiple of those of one copy of the model.
+    """
     facts, values = draft.facts, draft.values
     kinds = ("tensor", "pipeline", "context")
     size = 1
     for kind in kinds:
-        degree = values.get(f"parallelism.{kind}_parallel", 1)
+        degree = draft.given(f"parallelism.{kind}_parallel")
         size *= degree if _counts(degree) else 1
     per_node, nodes = facts.get("per_node"), facts.get("nodes", None if "nnodes" in draft.given_fields else 1)
     if type(per_node) is int and type(nodes) is int:
         world = per_node * nodes
         if world % size == 0:
             draft.default("parallelism.data_parallel", world // size)
-        else:
-            draft.notes.append(f"{world} GPUs are launched, but one copy of the model needs {size}")
+        elif draft.given("parallelism.data_parallel") is None:
+            raise InputError(
+                f"{world} GPUs are launched, which is not a multiple of tensor x pipeline x context parallel = {size}.",
+                f"Launch a multiple of {size} GPUs, or add --set data_parallel=N.",
+            )
     total = facts.get("global")
     micro, replicas = values.get("training.micro_batch_size", 1), values.get("parallelism.data_parallel")
     # If the number of replicas is unknown, one replica runs all micro-batches: the most are in flight.

@@ -57,7 +57,9 @@ def place_model(draft: Draft) -> None:
     if preset is not None:
         draft.values["preset"] = preset
         draft.notes.append(f"using the preset {preset} for the model {name}")
-    elif names_hub_id(name) and not draft.overridden.keys() >= _SIZES:
+    elif not names_hub_id(name):
+        draft.unknown_model = name
+    elif not draft.overridden.keys() >= _SIZES:
         draft.values["hf_config"] = name
 
 

@@ -132,6 +132,8 @@ def _finish(draft: Draft) -> None:
         published = f"Qwen/Qwen3-{flavor.upper()}"
         if find_shipped(published) is not None:
             draft.values["hf_config"] = published
+    if name and not draft.values.keys() & {"preset", "hf_config"}:
+        draft.unknown_model = f"{name} {flavor}".rstrip()
     draft.default("training.dtype", _PRECISIONS.get(str(facts.get("param", "bfloat16")), "bf16"))
     half = draft.values["training.dtype"] != "fp32"
     draft.default("training.optimizer_implementation", "fused")

@@ -174,6 +174,7 @@ def _model(draft: Draft) -> str | None:
     component = str(draft.facts.get("model", "")).rpartition(".")[2]
     match = _COMPONENT.fullmatch(component)
     if match is None:
+        draft.unknown_model = component
         return None
     family = re.sub(r"(\d)_(\d)", r"\1.\2", match[2])
     size = re.sub(r"(\d)_(\d)", r"\1.\2", match[3]).replace("_", "-")
@@ -182,6 +183,8 @@ def _model(draft: Draft) -> str | None:
     if preset is not None:
         draft.values["preset"] = preset
         draft.notes.append(f"using the preset {preset} for the model {component}")
+    else:
+        draft.unknown_model = component
     return match[1]
 
 

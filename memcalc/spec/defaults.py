@@ -11,6 +11,7 @@ from memcalc.errors import InputError
 from memcalc.spec.finetuning import default_finetuning
 from memcalc.spec.fsdp import computes_in, default_policy
 from memcalc.spec.model_families.conversion import attends_eagerly, fused_attention
+from memcalc.spec.model_families.transformers_fallback import attends_eagerly_alone
 from memcalc.spec.optimizers import default_optimizer
 from memcalc.spec.programs import GROUPED_HEADS, is_release, number
 from memcalc.spec.recipes import ALIASES
@@ -91,6 +92,9 @@ def _default_attention(training: dict[str, Any], model: dict[str, Any]) -> None:
     `attention: sdpa` is this default. A family with eager attention only rejects sdpa, as transformers does.
     """
     implementation = training.get("implementation")
+    published = model.get("transformers_config")
+    if isinstance(published, str) and "attention" not in training and attends_eagerly_alone(published):
+        training["attention"] = "eager"
     if training.get("attention") == SDPA:
         del training["attention"]
         if attends_eagerly(model.get("architecture"), implementation):
@@ -202,17 +206,22 @@ def tie_batch(training: dict[str, Any], parallelism: dict[str, Any], where: str)
     if total is None or not all(type(value) is int and value > 0 for value in given):
         return training
     filled = dict(training)
-    if steps is None:
-        filled["gradient_accumulation_steps"] = max(1, total // ((micro or 1) * replicas))
-    elif micro is None:
-        filled["micro_batch_size"] = max(1, total // (steps * replicas))
-    micro = filled.get("micro_batch_size", 1)
-    steps = filled["gradient_accumulation_steps"]
-    if micro * steps * replicas != total:
+    if steps is not None and micro is not None:
+        if micro * steps * replicas != total:
+            raise InputError(
+                f"global_batch_size = {total} differs from micro_batch_size {micro} x gradient_accumulation_steps "
+                f"{steps} x data_parallel {replicas} = {micro * steps * replicas}.",
+                "Change one of these, or leave one out: memcalc computes the fourth.",
+                where,
+            )
+        return filled
+    known, size = ("micro_batch_size", micro or 1) if steps is None else ("gradient_accumulation_steps", steps)
+    if total % (size * replicas):
         raise InputError(
-            f"global_batch_size = {total} differs from micro_batch_size {micro} x gradient_accumulation_steps {steps} "
-            f"x data_parallel {replicas} = {micro * steps * replicas}.",
-            "Change one of these, or leave one out: memcalc computes the fourth.",
+            f"global_batch_size = {total} is not a multiple of {known} {size} x data_parallel {replicas} = "
+            f"{size * replicas}.",
+            f"Set a multiple of {size * replicas}, or change these.",
             where,
         )
+    filled["gradient_accumulation_steps" if steps is None else "micro_batch_size"] = total // (size * replicas)
     return filled

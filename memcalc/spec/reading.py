@@ -15,6 +15,7 @@ from memcalc.spec.presets import preset_names, preset_path, presets_folder
 from memcalc.spec.yaml_source import MAX_CHARACTERS, YamlSource, parse_yaml
 
 STANDARD_INPUT = "standard input"
+_PROGRAMS = (".py", ".ipynb")
 _SUFFIXES = (".yaml", ".yml", ".json", ".toml", ".sh", ".py", ".jsonl", ".pickle", ".gz")
 MODEL_CONFIG = "config.json"  # in a model's directory, as written by save_pretrained
 _read: list[tuple[object, bytes]] = []  # the stream that was read, and its content
@@ -70,6 +71,12 @@ def find_config(source: str | Path) -> Path:
     path = Path(source)
     try:
         if path.is_file():
+            if path.suffix.lower() in _PROGRAMS:
+                raise InputError(
+                    "a Python program is not a configuration.",
+                    "Run it without a GPU: `memcalc dry-run --gpu GPU -- python FILE`.",
+                    str(source),
+                )
             return path
         if path.is_dir():
             _list(path)

@@ -535,3 +535,47 @@ def test_accelerate_leaves_precision_and_batch_to_deepspeeds_file(tmp_path: Path
 
     assert (spec.training.dtype, spec.training.recipe, spec.parallelism.zero_stage) == ("fp16", "mixed-16", 1)
     assert (spec.training.micro_batch_size, spec.training.gradient_accumulation_steps) == (2, 4)
+
+
+def test_training_arguments_without_a_batch_size_have_eight_sequences(tmp_path: Path) -> None:
+    """transformers/training_args.py, per_device_train_batch_size; TRL's configs keep it."""
+    spec = spec_of(tmp_path, "a.yaml", LLAMA + "output_dir: out\nmax_length: 1024\nbf16: true\n")
+
+    assert (spec.training.framework, spec.training.micro_batch_size) == ("trainer", 8)
+
+
+@pytest.mark.parametrize("model", [LLAMA + "output_dir: out\n", "base_model: gpt2\nmicro_batch_size: 1\n"])
+def test_bf16_and_fp16_together_are_refused(model: str, tmp_path: Path) -> None:
+    """TrainingArguments.__post_init__ refuses both, and axolotl hands them on."""
+    with pytest.raises(InputError, match=r"bf16 and fp16 are both true\. Set one of them\."):
+        spec_of(tmp_path, "a.yaml", model + "bf16: true\nfp16: true\n")
+
+
+def test_switches_are_listed_once_in_a_message(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"Choose from false, offload, true, unsloth, or set"):
+        spec_of(tmp_path, "a.yaml", LLAMA + "per_device_train_batch_size: 1\ngradient_checkpointing: perhaps\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "model"),
+    [
+        ("a.toml", '[model]\nname = "llama3"\nflavor = "9B"\n[training]\nseq_len = 128\n', "llama3 9b"),
+        ("b.yaml", TORCHTUNE.replace("llama3_1_8b", "llama9_8b"), "lora_llama9_8b"),
+        ("c.yml", "base_model: nothing-known\nmicro_batch_size: 1\n", "nothing-known"),
+    ],
+)
+def test_a_model_that_is_not_known_is_named(name: str, text: str, model: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=f"names the model '{model}', which memcalc does not know .missing num_layers"):
+        spec_of(tmp_path, name, text)
+
+
+def test_launched_gpus_that_no_copy_of_the_model_divides_are_refused(tmp_path: Path) -> None:
+    """32 GPUs are not a multiple of tensor 4 x pipeline 3 = 12; 36 are three copies."""
+    sizes = "--tensor-model-parallel-size 4 --pipeline-model-parallel-size 3 --num-layers 9 --nnodes 4"
+    command = f"torchrun --nproc_per_node {{}} pretrain_gpt.py {GPT} {sizes}".replace("--num-layers 8 ", "")
+    with pytest.raises(InputError, match=r"32 GPUs are launched, which is not a multiple of tensor x pipeline x"):
+        spec_of(tmp_path, "a.sh", command.format(8))
+
+    assert spec_of(tmp_path, "b.sh", command.format(9)).parallelism.data_parallel == 3
+    assert spec_of(tmp_path, "a.sh", command.format(8), "data_parallel=2").parallelism.data_parallel == 2
+    assert spec_of(tmp_path, "a.sh", command.format(8), "pipeline_parallel=1").parallelism.data_parallel == 8

@@ -263,3 +263,10 @@ def test_reading_loads_no_heavy_library() -> None:
         "sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'numpy')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_misspelled_key_of_a_config_json_is_named() -> None:
+    config = small_config("llama")
+    config["num_hiden_layers"] = config.pop("num_hidden_layers")
+    with pytest.raises(InputError, match=r"Rename 'num_hiden_layers' to num_hidden_layers\."):
+        read_hf_config(config, "config.json")

@@ -102,3 +102,12 @@ def test_a_file_that_may_not_be_read_is_refused(folder: Path, monkeypatch: pytes
     assert str(caught.value) == (
         f"{file}: the file cannot be read: Permission denied. Name the configuration file itself, and check its permissions."
     )
+
+
+@pytest.mark.parametrize("name", ["train.py", "train.ipynb"])
+def test_a_python_program_is_not_a_configuration(folder: Path, name: str) -> None:
+    (folder / name).write_text("import torch\n")
+    with pytest.raises(
+        InputError, match=r"a Python program is not a configuration\. Run it without a GPU: `memcalc dry"
+    ):
+        load(folder / name)

@@ -14,6 +14,7 @@ import memcalc
 from memcalc.cli.app import main
 from memcalc.errors import InputError
 from memcalc.ledger.component import Component
+from memcalc.spec.loading import load
 from memcalc.spec.model_families import conversion, transformers_fallback
 from memcalc.tracing.trace import record
 
@@ -217,3 +218,19 @@ def test_without_transformers_the_message_names_it(tmp_path: Path, monkeypatch: 
         InputError, match=r"for the model family 'rwkv'.* pip install 'torch>=2\.6' .*'transformers>=4\.51', then"
     ):
         memcalc.load(str(config(tmp_path, RWKV)))
+
+
+@pytest.mark.parametrize(("data", "kernel"), [(BIOGPT, "flash"), (RWKV, "eager")], ids=["biogpt", "rwkv"])
+def test_a_family_without_fused_attention_runs_eagerly_by_default(
+    data: dict[str, Any], kernel: str, tmp_path: Path
+) -> None:
+    """RwkvForCausalLM._supports_sdpa is false: transformers builds it with eager attention only."""
+    assert load(config(tmp_path, data)).training.attention == kernel
+
+
+def test_an_encoder_decoder_without_its_class_is_not_counted_as_its_decoder(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"the config\.json does not name the class"):
+        load(config(tmp_path, {"model_type": "whisper", "d_model": 64}))
+    named = {"model_type": "whisper", "d_model": 64, "architectures": ["WhisperForCausalLM"]}
+
+    assert load(config(tmp_path, named)).model.transformers_config is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 
 from memcalc.errors import InputError
@@ -172,9 +173,12 @@ def _found(
     if value is _ABSENT:
         value = next((family.defaults[name] for name in keys if name in family.defaults), _ABSENT)
     if value is _ABSENT:
+        like = difflib.get_close_matches(keys[0], config, n=1, cutoff=0.9)
         raise InputError(
             f"the key {' or '.join(keys)} is missing, and a {family.name} model has no default for it.",
-            "Pass the model's complete config.json, or add the key.",
+            f"Rename {shown(like[0])} to {keys[0]}."
+            if like
+            else "Pass the model's complete config.json, or add the key.",
             where,
         )
     return key, value

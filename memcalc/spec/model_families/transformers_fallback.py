@@ -166,13 +166,36 @@ def configuration(text: str, where: str) -> Any:
             where,
         )
     try:
-        return transformers.AutoConfig.for_model(family, **_without_code(config))
+        built = transformers.AutoConfig.for_model(family, **_without_code(config))
     except Exception as error:
         raise InputError(
             f"transformers rejects the configuration: {' '.join(str(error).split()) or type(error).__name__}.",
             "Pass the config.json of the model.",
             where,
         ) from error
+    if not config.get("architectures") and getattr(built, "is_encoder_decoder", False):
+        raise InputError(
+            f"{shown(family)} is a family of encoder-decoders, and the config.json does not name the class: its causal "
+            "language model would be the decoder alone.",
+            'Set "architectures": ["..."] there.',
+            where,
+        )
+    return built
+
+
+def attends_eagerly_alone(text: str) -> bool:
+    """Return whether the class of transformers that a config.json names has no fused attention."""
+    import json
+
+    if DIFFUSERS in json.loads(text) or not can_read_with_transformers():
+        return False
+    import transformers
+
+    architecture = architecture_of(text)
+    built = configuration(text, "")
+    automatic = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    named = automatic.get(type(built), None) if architecture is None else _class_named(architecture, "")
+    return not getattr(named, "_supports_sdpa", True)
 
 
 def _class_named(name: str, where: str) -> Any:
