@@ -66,7 +66,7 @@ GIVEN = (
     (re.compile(r"\(missing num_layers"), "preset=llama-3-8b"),
     (re.compile(r"is not in memcalc's catalogue or in the local hub cache"), "preset=llama-3-8b"),
 )
-SIZES = re.compile(r"does not define the model \(missing ([\w, ]+)\)")
+SIZES = re.compile(r"\(missing ([\w, ]+)\)")
 
 
 def main() -> None:
