@@ -19,7 +19,7 @@ from memcalc.errors import InputError, InputErrors, MemcalcError
 from memcalc.importers.loading import load
 from memcalc.ledger.verdict import Answer
 from memcalc.progress import Progress, silent
-from memcalc.spec.hardware.gpus import find_gpu
+from memcalc.spec.hardware.gpus import find_gpu, with_budget
 from memcalc.spec.spec import Spec
 from memcalc.verdict.judge import gpu_of, size, size_against
 
@@ -120,12 +120,18 @@ def _outcome(task: _Task, describe: Describe | None) -> CheckOutcome:
         if is_pattern(path):
             raise InputError("no file matches this pattern.", "Correct or remove it.")  # noqa: TRY301 - as all others
         spec = load(path, limits.overrides, gpu=limits.gpu)
-        if spec.hardware.gpu is None and limits.budget is None:
+        has_gpu = spec.hardware.gpu is not None
+        if not has_gpu and limits.budget is not None:  # the memory of a GPU, as in `estimate --budget`
+            spec = load(path, limits.overrides, gpu=with_budget(None, f"{limits.budget}B"))
+        elif not has_gpu:
             raise InputError(  # noqa: TRY301 - as above
                 "no GPU and no budget to check against.",
                 "Add --gpu GPU or --budget SIZE, or set hardware.gpu in the file.",
             )
-        return _outcome_of(path, spec, limits, describe)
+        outcome = _outcome_of(path, spec, limits, describe)
+        if has_gpu or outcome.sizes is None:
+            return outcome
+        return outcome._replace(sizes=outcome.sizes._replace(gpu=None))
     except InputErrors as several:  # a report has one line per file; `estimate` lists all errors
         return _broken(path, str(several.errors[0]))
     except MemcalcError as error:
@@ -147,10 +153,10 @@ def _broken(path: str, text: str) -> CheckOutcome:
 def _outcome_of(path: str, spec: Spec, limits: Limits, describe: Describe | None) -> CheckOutcome:
     """Return the outcome of one run: by its lower bound if that exceeds the limit, else as in `estimate`."""
     gpu = gpu_of(spec)
-    ends = [] if gpu is None else [(gpu.usable_bytes, f"usable on {gpu.label}")]
-    if limits.budget is not None:
-        ends.append((limits.budget, BUDGET))
-    end, words = min(ends)
+    assert gpu is not None
+    end, words = gpu.usable_bytes, f"usable on {gpu.label}"
+    if limits.budget is not None and limits.budget <= end:
+        end, words = limits.budget, BUDGET
     margin = 0 if limits.margin is None else limits.margin.of(end)
     limit = end - margin
     result = size_against(spec, limit)
@@ -163,14 +169,14 @@ def _outcome_of(path: str, spec: Spec, limits: Limits, describe: Describe | None
         headline.device_bytes,
         result.ledger.peak_phase,
         headline.rank,
-        None if gpu is None else gpu.name,
+        gpu.name,
     )
     return CheckOutcome(
         path,
         _STATUSES[verdict.answer],
         sizes,
         verdict.needed_bytes,
-        "device" if gpu is not None else "reserved",
+        "device",
         verdict.limit_bytes,
         is_bound=verdict.device_bytes is None,
         interval=None if verdict.interval is None else verdict.interval[:2],

@@ -13,7 +13,7 @@ import typer
 from memcalc.cli.options import AcceptUnknown, Gpu, Html, Set, Units
 
 PATHS_HELP = "Files, directories to search, and patterns; default: `paths` of memcalc.toml."
-BUDGET_HELP = "Memory limit per GPU, e.g. 70GiB; without a GPU: of reserved memory, which excludes the CUDA context."
+BUDGET_HELP = "Memory limit per GPU, e.g. 70GiB, CUDA context included."
 MARGIN_HELP = "Memory to keep free below GPU and budget, e.g. 5% or 2GiB."
 BASELINE_HELP = "JSON of an earlier check: report each peak's change."
 GROWTH_HELP = "With --baseline: largest growth of a peak that passes, e.g. 1% or 0."

@@ -145,7 +145,7 @@ def place_ranks(draft: Draft) -> None:
             draft.default("parallelism.data_parallel", world // size)
         elif draft.given("parallelism.data_parallel") is None:
             raise InputError(
-                f"{world} GPUs are launched, which is not a multiple of tensor x pipeline x context parallel = {size}.",
+                f"GPUs launched: {world}, which is not a multiple of tensor x pipeline x context parallel = {size}.",
                 f"Launch a multiple of {size} GPUs, or add --set data_parallel=N.",
             )
     total = facts.get("global")

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import memcalc
 from memcalc import Result, Spec, check, estimate
 from memcalc.checking import check as check_module
 from memcalc.cli.app import main
@@ -262,6 +263,18 @@ def test_a_budget_alone(folder: Path) -> None:
 
     assert check("configs", budget=2**40).exit_code == 0
     assert check("configs", budget=2**10).exit_code == 1
+
+
+def test_a_budget_includes_the_context_as_in_estimate(folder: Path) -> None:
+    """The run's reserved memory alone would fit the second budget."""
+    (folder / "a.yaml").write_text(SMALL)
+    need = memcalc.estimate(folder / "a.yaml", "hardware.budget=1TiB").interval
+    assert need is not None
+
+    for budget, code in ((need.high_bytes, 0), (need.high_bytes - 2**20, 1)):
+        verdict = memcalc.estimate(folder / "a.yaml", f"hardware.budget={budget}B").verdict
+        (outcome,) = (report := check("configs", budget=budget)).outcomes
+        assert (outcome.status, report.exit_code) == (str(verdict).replace("does-not-fit", "does not fit"), code)
 
 
 def test_github_annotations(folder: Path) -> None:

@@ -573,7 +573,7 @@ def test_launched_gpus_that_no_copy_of_the_model_divides_are_refused(tmp_path: P
     """32 GPUs are not a multiple of tensor 4 x pipeline 3 = 12; 36 are three copies."""
     sizes = "--tensor-model-parallel-size 4 --pipeline-model-parallel-size 3 --num-layers 9 --nnodes 4"
     command = f"torchrun --nproc_per_node {{}} pretrain_gpt.py {GPT} {sizes}".replace("--num-layers 8 ", "")
-    with pytest.raises(InputError, match=r"32 GPUs are launched, which is not a multiple of tensor x pipeline x"):
+    with pytest.raises(InputError, match=r"GPUs launched: 32, which is not a multiple of tensor x pipeline x"):
         spec_of(tmp_path, "a.sh", command.format(8))
 
     assert spec_of(tmp_path, "b.sh", command.format(9)).parallelism.data_parallel == 3

@@ -23,7 +23,7 @@ AUTO = "auto"
 DEFAULT_CARD = "a100-80gb"  # its kernels are assumed for a GPU without a name
 _FEWEST_BARE_BYTES = 2**20  # a smaller number without a unit is ambiguous
 # "12GiB", "rtx-4090:20 GiB": a GPU's own name may also end with its memory, but has no colon and is found first.
-_SIZED = re.compile(r"(?:(?P<card>[^:]{1,60}):)?(?P<size>\d{1,30}(?:\.\d{1,30})?\s*[KMGTkmgt]i?[Bb])")
+_SIZED = re.compile(r"(?:(?P<card>[^:]{1,60}):)?(?P<size>\d{1,30}(?:\.\d{1,30})?\s*(?:[KMGTkmgt]i?)?[Bb])")
 
 # In the table: the first line of a row, and its list of aliases, which is one line.
 _ROW = re.compile(r"^  ([a-z0-9][a-z0-9-]*):$", re.MULTILINE)
