@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
@@ -240,6 +241,15 @@ def adapted_modules(lora: LoraSpec, model: ModelSpec, implementation: str) -> tu
         group = ATTENTION_TARGETS if wanted == "attention" else MLP_TARGETS
         return tuple(name for name in there if name in group)
     return tuple(name for name in (*there, HEAD) if name in wanted)
+
+
+def none_of_these(wanted: str | Sequence[str], there: Iterable[str]) -> tuple[str, str]:
+    """Return the problem and the remedy of targets that no layer has; `there`: names of linear layers."""
+    named = wanted if isinstance(wanted, str) else ", ".join(wanted)
+    return (
+        f"target_modules names {named}, which the layers of this model do not have.",
+        f"Choose from {', '.join(there)}.",
+    )
 
 
 def names_without_layer(lora: LoraSpec, model: ModelSpec, implementation: str) -> tuple[str, ...]:

@@ -11,7 +11,14 @@ from torch import Tensor, nn
 
 from memcalc.errors import InputError, Unavailable
 from memcalc.extras import installation
-from memcalc.spec.finetuning import ATTENTION_TARGETS, MLP_TARGETS, LoraSpec, adaptable_modules, adapted_modules
+from memcalc.spec.finetuning import (
+    ATTENTION_TARGETS,
+    MLP_TARGETS,
+    LoraSpec,
+    adaptable_modules,
+    adapted_modules,
+    none_of_these,
+)
 from memcalc.spec.spec import Spec
 from memcalc.step.packages import import_package
 
@@ -119,12 +126,7 @@ def _adapted_paths(module: nn.Module, spec: Spec, lora: LoraSpec) -> list[str]:
     found = [path for path, _ in linear_layers(module, spec, names)]
     if not found:
         known = sorted({path.rpartition(".")[2] for path in there})
-        raise InputError(
-            f"target_modules names {wanted if isinstance(wanted, str) else ', '.join(wanted)}, which the layers of "
-            "this model do not have.",
-            f"Choose from {', '.join(known)}.",
-            "training.lora.target_modules",
-        )
+        raise InputError(*none_of_these(wanted, known), "training.lora.target_modules")
     return found
 
 

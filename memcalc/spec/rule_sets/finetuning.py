@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memcalc.spec.finetuning import HEAD, adaptable_modules, adapted_modules
+from memcalc.spec.finetuning import HEAD, adaptable_modules, adapted_modules, none_of_these
 from memcalc.spec.rule_sets.violations import Violation
 from memcalc.spec.spec import Spec
 from memcalc.spec.training import TOKENWISE
@@ -47,13 +47,8 @@ def _targets(spec: Spec) -> Iterator[Violation]:
         return  # its layers are known when it is built
     adapted = adapted_modules(lora, model, training.implementation)
     if not adapted:
-        there, wanted = adaptable_modules(model, training.implementation, lora.implementation), lora.target_modules
-        yield Violation(
-            ("training", "lora", "target_modules"),
-            f"target_modules names {wanted if isinstance(wanted, str) else ', '.join(wanted)}, which the layers of "
-            "this model do not have.",
-            f"Choose from {', '.join(there)}.",
-        )
+        there = adaptable_modules(model, training.implementation, lora.implementation)
+        yield Violation(("training", "lora", "target_modules"), *none_of_these(lora.target_modules, there))
     calls_head = training.loss not in TOKENWISE or (training.loss == "chunked" and not training.loss_recompute)
     if HEAD in adapted and not calls_head:
         yield Violation(
