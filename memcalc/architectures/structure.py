@@ -319,7 +319,8 @@ def block_structure(spec: Spec) -> BlockStructure:
         and training.recompute == "none",  # a checkpoint's closure references them as arguments
         replaced_linears=replaces_linears(spec),
         # lightning 2.6 pytorch/plugins/precision/amp.py, autocast_context_manager: cache_enabled=False
-        caches_casts=not (training.autocasts and training.framework == "lightning"),
+        # axolotl's loss is outside Accelerate's autocast, which has then dropped the casts that backward does not read.
+        caches_casts=not (training.autocasts and (training.framework == "lightning" or training.loss == "selective")),
         training_cache=_training_cache(spec),
         fp8=training.fp8 if megatron else "none",
         fp8_columns=megatron and training.fp8 != "none" and needs_columns(training.fp8, _gpu(spec)),

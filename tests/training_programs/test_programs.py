@@ -139,7 +139,7 @@ BARS = {
     "trainer-5": (0.1, 0.1),
     "axolotl": (0.5, 0.1),
     "axolotl-lora": (0.1, 0.1),
-    "axolotl-dpo": (3.8, 0.1),  # over by the reference's casts, which autocast does not cache: its weights are frozen
+    "axolotl-dpo": (2.1, 0.1),
     "litgpt": (0.6, 0.3),
     "litgpt-head": (0.1, 1.3),
     "loop": (0.1, 0.3),
