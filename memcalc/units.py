@@ -58,6 +58,12 @@ def parse_bytes(text: str) -> int:
     return int(match[1] + decimals) * units[(match[3] or "bytes").lower()] // scale
 
 
+def exact_size(size: int) -> str:
+    """Return a number of bytes in the largest binary unit that divides it: "24GiB", "47100MiB"."""
+    unit = next(each for each in ("TiB", "GiB", "MiB", "KiB", "B") if size % BYTES_PER_UNIT[each] == 0)
+    return f"{size // BYTES_PER_UNIT[unit]}{unit}"
+
+
 MOST_DIGITS = 30  # of a whole number; sizes in bytes, counts and times have fewer
 
 

@@ -21,6 +21,7 @@ from memcalc.ledger.verdict import Answer
 from memcalc.progress import Progress, silent
 from memcalc.spec.hardware.gpus import find_gpu, with_budget
 from memcalc.spec.spec import Spec
+from memcalc.units import exact_size
 from memcalc.verdict.judge import gpu_of, size, size_against
 
 MOST_DESCRIBED = 100  # configs: a description may take as long as its check
@@ -122,7 +123,7 @@ def _outcome(task: _Task, describe: Describe | None) -> CheckOutcome:
         spec = load(path, limits.overrides, gpu=limits.gpu)
         has_gpu = spec.hardware.gpu is not None
         if not has_gpu and limits.budget is not None:  # the memory of a GPU, as in `estimate --budget`
-            spec = load(path, limits.overrides, gpu=with_budget(None, f"{limits.budget}B"))
+            spec = load(path, limits.overrides, gpu=with_budget(None, exact_size(limits.budget)))
         elif not has_gpu:
             raise InputError(  # noqa: TRY301 - as above
                 "no GPU and no budget to check against.",

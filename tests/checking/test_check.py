@@ -15,6 +15,7 @@ from memcalc.errors import InputError
 from memcalc.importers.loading import load
 from memcalc.report.checks.github import github_lines
 from memcalc.report.checks.text import summary
+from memcalc.units import exact_size
 from memcalc.verdict.judge import size_against
 
 SMALL = "model: {l: 2, d: 64, h: 4, V: 100}\n"
@@ -263,6 +264,13 @@ def test_a_budget_alone(folder: Path) -> None:
 
     assert check("configs", budget=2**40).exit_code == 0
     assert check("configs", budget=2**10).exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(24 * 2**30, "24GiB"), (47_100 * 2**20, "47100MiB"), (2**40, "1TiB"), (1000, "1000B")]
+)
+def test_a_budget_has_the_largest_unit_that_divides_it(size: int, text: str) -> None:
+    assert exact_size(size) == text
 
 
 def test_a_budget_includes_the_context_as_in_estimate(folder: Path) -> None:
