@@ -56,14 +56,13 @@ def same_path(path: str) -> str:
     return posixpath.normpath(path.replace("\\", "/"))
 
 
-def growth_of(path: str, sizes: Sizes, basis: str, baseline: Baseline) -> tuple[int, int] | None:
-    """Return the baseline's peak and the change in bytes, in the compared total, else in allocated memory.
+def growth_of(path: str, sizes: Sizes, baseline: Baseline) -> tuple[int, int] | None:
+    """Return the baseline's peak and the change in bytes, in device memory, else in allocated memory.
 
-    If the baseline was checked against a GPU and this run against a budget, or the other way round, allocated memory is
-    the number that both have.
+    A run that a lower bound decided has no device memory, then or now.
     """
     before = baseline.get(same_path(path), {})
-    for name in (basis, "allocated"):
+    for name in ("device", "allocated"):
         then, now = before.get(name), sizes.of(name)
         if then is not None and now is not None:
             return then, now - then

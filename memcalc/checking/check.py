@@ -121,18 +121,14 @@ def _outcome(task: _Task, describe: Describe | None) -> CheckOutcome:
         if is_pattern(path):
             raise InputError("no file matches this pattern.", "Correct or remove it.")  # noqa: TRY301 - as all others
         spec = load(path, limits.overrides, gpu=limits.gpu)
-        has_gpu = spec.hardware.gpu is not None
-        if not has_gpu and limits.budget is not None:  # the memory of a GPU, as in `estimate --budget`
-            spec = load(path, limits.overrides, gpu=with_budget(None, exact_size(limits.budget)))
-        elif not has_gpu:
+        if spec.hardware.gpu is None and limits.budget is not None:  # the memory of a GPU, as in `estimate --budget`
+            spec = load(spec, gpu=with_budget(None, exact_size(limits.budget)))
+        if spec.hardware.gpu is None:
             raise InputError(  # noqa: TRY301 - as above
                 "no GPU and no budget to check against.",
                 "Add --gpu GPU or --budget SIZE, or set hardware.gpu in the file.",
             )
-        outcome = _outcome_of(path, spec, limits, describe)
-        if has_gpu or outcome.sizes is None:
-            return outcome
-        return outcome._replace(sizes=outcome.sizes._replace(gpu=None))
+        return _outcome_of(path, spec, limits, describe)
     except InputErrors as several:  # a report has one line per file; `estimate` lists all errors
         return _broken(path, str(several.errors[0]))
     except MemcalcError as error:
@@ -197,7 +193,7 @@ def _compared(outcome: CheckOutcome, task: _Task, before: Baseline) -> CheckOutc
     """Return the outcome with its change from the baseline; growth beyond the allowance fails."""
     if outcome.sizes is None:
         return outcome
-    change = growth_of(outcome.path, outcome.sizes, outcome.basis, before)
+    change = growth_of(outcome.path, outcome.sizes, before)
     most = task.limits.max_growth
     growth = with_allowance(change, None if change is None or most is None else most.of(change[0]))
     too_much = growth is not None and growth.allowed is not None and growth.difference > growth.allowed

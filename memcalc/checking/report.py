@@ -9,14 +9,14 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 from memcalc.jupyter import NotebookDisplay
 from memcalc.ledger.result import Result
 
-BUDGET = "the budget"  # what sets the limit if no GPU is smaller
+BUDGET = "the budget"  # what sets the limit if the GPU is larger, or not named
 
 Status = Literal["fits", "does not fit", "unknown", "grew", "broken"]
 Describe: TypeAlias = Callable[[Result], Any]  # a complete estimate as plain data, for a report
 
 
 class Sizes(NamedTuple):
-    """Memory of the rank with the highest peak, in bytes; None without a GPU."""
+    """Memory of the rank with the highest peak, in bytes; None if a bound alone decided."""
 
     name: str
     allocated: int
@@ -46,7 +46,7 @@ class CheckOutcome(NamedTuple):
     status: Status
     sizes: Sizes | None = None
     needed_bytes: int | None = None
-    basis: str = ""  # the compared number: "device", "reserved" or "allocated"
+    basis: str = ""  # the compared number: "device"
     limit_bytes: int | None = None  # the limit minus the margin
     limit: str = ""  # what sets the limit, for messages
     margin_bytes: int = 0

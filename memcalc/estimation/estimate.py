@@ -110,7 +110,7 @@ def adapter_notes(spec: Spec) -> Iterator[str]:
         return
     ignored = names_without_layer(training.lora, spec.model, training.implementation)
     if ignored:
-        yield f"target_modules: no layer of this model is named {' or '.join(ignored)}; PEFT ignores such names."
+        yield f"target_modules: no layer of this model is named {' or '.join(ignored)}, so that name adds no adapter."
 
 
 def gpu_notes(spec: Spec) -> Iterator[str]:

@@ -232,7 +232,8 @@ FIELDS: dict[str, Meaning] = {
     "early_stopping_patience": nothing(),
     "local_rank": nothing(),
     "debug": nothing(),
-    "rl*": noted("the second model and the loss of preference training"),
+    "rl": fact("rl", "training.pairs"),
+    "rl_*": noted("the second model of preference training"),
     "lr_*": nothing(),
     "cosine_*": nothing(),
     "ddp*": nothing(),
@@ -307,8 +308,14 @@ def _place_pairs(draft: Draft) -> None:
     if draft.given("training.autocast") or draft.given("training.recipe") == "amp":
         draft.values["training.logits_dtype"] = "fp32"  # accelerate utils/operations.py, convert_outputs_to_fp32
     draft.values["training.logits_until"] = "backward"  # _compute_loss references them until it has scored the pairs
+    fields = draft.given_fields
+    if is_on(fields.get("dpo_use_weighting")) or "dpo_loss_type" in fields:
+        draft.limit("other losses of pairs", "the loss of DPO is counted", holds_memory=True)
+    for name in ("dpo_use_liger_kernel", "dpo_padding_free"):
+        if is_on(fields.get(name)):
+            draft.limit(f"{name}: true", "all logits of padded pairs are counted", holds_memory=False)
     full = draft.values.get("training.finetune", "full") == "full"
-    if full and not is_on(draft.given_fields.get("precompute_ref_log_probs")):
+    if full and not is_on(fields.get("precompute_ref_log_probs")):
         draft.default("training.reference_model", True)
     draft.values["training.dropout"] = 0.0
     if not full:

@@ -8,7 +8,7 @@ from memcalc.layout.adapters import Adapters, Quantization, adapters_of
 from memcalc.layout.local_parameters import LocalParameter
 from memcalc.layout.parameters import Axis, Parameter, count_parameters, parameter_table, trains_with_text
 from memcalc.layout.weight_layout import weight_layout
-from memcalc.spec.finetuning import HEAD, base_dtype
+from memcalc.spec.finetuning import EMBEDDING, HEAD, base_dtype
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.spec import Spec
@@ -18,7 +18,6 @@ from memcalc.spec.towers import tower_trains
 SCALES_PER_SCALE = 256
 # Code tables in fp32, one per matrix: 16 values for 4-bit weights, 256 for 8-bit scales.
 CODE_4_BIT, CODE_8_BIT = 16, 256
-EMBEDDING = "embed_tokens"
 
 
 def with_adapters(

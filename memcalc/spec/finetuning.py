@@ -29,7 +29,7 @@ LINEAR_ATTENTION_TARGETS = (
 MAMBA_TARGETS = ("in_proj",)
 LATENT_TARGETS = ("fc1_latent_proj", "fc2_latent_proj")  # of routed experts
 MLP_TARGETS = ("gate_up_proj", "gate_proj", "up_proj", "down_proj")
-HEAD = "lm_head"
+HEAD, EMBEDDING = "lm_head", "embed_tokens"
 
 Target = Literal[
     "qkv_proj",

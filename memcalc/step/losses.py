@@ -24,12 +24,14 @@ def tokenwise_loss(training: TrainingSpec, head: Head) -> Loss:
     """Return a loss from hidden states (b, s, d) and labels (b, s) to a scalar; it computes logits by chunks of tokens.
 
     Raises:
-        Unavailable: Liger's kernel is not installed, or the loss is TRL's.
+        Unavailable: Liger's kernel is not installed, or the loss is TRL's or axolotl's.
     """
     if training.loss == "chunked":
         return partial(chunked, head, training.loss_chunks)
     if training.loss == "tiled":
         raise Unavailable("loss = tiled runs TRL's Triton kernels: dry-run a program of TRL, or trace loss=chunked.")
+    if training.loss == "selective":
+        raise Unavailable("loss = selective runs axolotl's Triton kernel: dry-run a program of axolotl.")
     if importlib.util.find_spec("liger_kernel") is None:
         raise Unavailable("loss = fused needs Liger, which is not installed. Run: pip install liger-kernel")
     transformers: Any = importlib.import_module("liger_kernel.transformers")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import memcalc
-from memcalc.errors import InputError
+from memcalc.errors import InputError, Unavailable
 from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Ledger
 
@@ -63,6 +63,13 @@ def test_log_probabilities_of_pairs_are_read_from_a_copy(scores: tuple[str, ...]
     pairs = 2 * B
     whole = [row.bytes for row in run.live_rows("loss_2", LOGITS) if row.dtype == "fp32" and V in row.shape]
     assert sum(whole) == 2 * 4 * pairs * (S + S - 1) * V
+
+
+def test_axolotls_kernel_is_not_run_by_a_trace() -> None:
+    with pytest.raises(
+        Unavailable, match="loss = selective runs axolotl's Triton kernel: dry-run a program of axolotl"
+    ):
+        memcalc.trace("llama-3.2-1b", "implementation=huggingface", "pairs=true", "loss=selective", "l=1", "s=8")
 
 
 def test_selective_is_a_loss_of_pairs() -> None:

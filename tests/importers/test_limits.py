@@ -218,6 +218,9 @@ def test_stages_of_llama_factory(more: str, reference: bool, tmp_path: Path) -> 
     [
         ("rl: dpo\n", set()),
         ("rl: dpo\nadapter: lora\nlora_r: 8\nlora_target_linear: true\n", set()),
+        ("rl: dpo\ndpo_use_weighting: true\n", {"other losses of pairs"}),
+        ("rl: dpo\ndpo_loss_type: [sigmoid, sft]\n", {"other losses of pairs"}),
+        ("rl: dpo\ndpo_padding_free: true\n", set()),
         ("rl: orpo\n", {"sequences of ORPO"}),
         ("rl: grpo\ntrl: {beta: 0.001}\n", {"reinforcement learning", "the reference model of GRPO"}),
         ("rl: grpo\n", {"reinforcement learning"}),

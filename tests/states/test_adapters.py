@@ -94,7 +94,9 @@ def test_a_target_without_a_layer_is_ignored_and_reported() -> None:
     found = result("lora.target_modules=[q_proj, qkv_proj, w1]")
 
     assert found.trainable_parameters == result("lora.target_modules=[q_proj]").trainable_parameters
-    assert "target_modules: no layer of this model is named qkv_proj or w1; PEFT ignores such names." in found.notes
+    assert (
+        "target_modules: no layer of this model is named qkv_proj or w1, so that name adds no adapter." in found.notes
+    )
 
 
 # -- what is held ------------------------------------------------------------------------------------------------------

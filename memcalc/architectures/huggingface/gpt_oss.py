@@ -40,6 +40,7 @@ class GptOss(Mixtral):
 
     def scaled_dot_product(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Kernels of flash-attn also take the sinks, which get a gradient."""
+        k, v = self.in_training_cache(k, v)
         sinks = self.ops.expand_parameter("attention.sinks", ("h",), ("h",))
         core = self.ops.flash_attention(q, k, v, "h", "h_kv", "d_h", "s")
         self.tape.also_reads(sinks)
@@ -48,6 +49,7 @@ class GptOss(Mixtral):
     def eager(self, q: Tensor, k: Tensor, v: Tensor, *, softmax_in_fp32: bool) -> Tensor:  # noqa: ARG002
         """eager_attention_forward of gpt_oss: each head has an additional logit in the softmax, the sink."""
         c, ops = self.c, self.ops
+        k, v = self.in_training_cache(k, v)
         heads, all_of, more = ("b", "s", "h", "d_h"), ("b", "h", "s", "s"), ("b", "h", "s", "s+1")
         if c.grouped:
             k, v = ops.copy(k, "k for each head", heads), ops.copy(v, "v for each head", heads)
