@@ -87,9 +87,11 @@ def _named(draft: Draft, text: str) -> str | list[str]:
 def _layers(draft: Draft, names: Iterable[str]) -> list[str]:
     """Return memcalc's names of layers; "self_attn.q_proj" is the q_proj of every layer.
 
-    A model without formulas has its own names. A name that memcalc does not know is a limit: the layer may exist.
+    A model without formulas has its own names. A name that memcalc does not know is a limit: the layer may exist. If it
+    knows none of them, the spec's rules reject them.
     """
     found: dict[str, None] = {}
+    unknown: list[str] = []
     config = placed_config(draft)
     text = config.get("text_config")
     model_type = str((text if isinstance(text, dict) else config).get("model_type", ""))
@@ -102,5 +104,9 @@ def _layers(draft: Draft, names: Iterable[str]) -> list[str]:
         elif last in LAYERS:
             found.update(dict.fromkeys(LAYERS[last]))
         else:
-            draft.limit(f"adapters on {last}", holds_memory=True)
+            unknown.append(last)
+    if not found:
+        return unknown
+    for name in unknown:
+        draft.limit(f"adapters on {name}", holds_memory=True)
     return list(found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from memcalc.errors import InputError
 from memcalc.frameworks.allocator_settings import EXPANDABLE, place_allocator_settings
 from memcalc.frameworks.axolotl import (
     place_fp32_modules,
@@ -33,9 +34,11 @@ from memcalc.importers.file_format import (
 from memcalc.importers.huggingface import GPUS, RECOMPUTE, TRAINER, finish_trainer
 from memcalc.importers.models import named_model
 from memcalc.importers.offload import ACTIVATIONS
+from memcalc.spec.model_families.field_types import shown
 
 _CHECKPOINTS = {**RECOMPUTE, "offload_disk": "full"}
 
+_PREFERENCES = ("dpo", "ipo", "orpo", "simpo", "kto", "grpo", "gdpo", "ebft")  # axolotl 0.19 utils/schemas/enums.py
 _OTHER_LOSS = ("orpo_*", "simpo_*", "cpo_*", "kto_*", "dpo_*", "rpo_*")
 
 
@@ -281,6 +284,11 @@ def _note_preference(draft: Draft) -> None:
     kind = str(fields.get("rl") or "").lower()
     if not kind:
         return
+    if kind not in _PREFERENCES:
+        raise InputError(
+            f"rl = {shown(fields['rl'])} is not a supported value of axolotl.",
+            f"Choose from {', '.join(_PREFERENCES)}.",
+        )
     if kind in ("grpo", "gdpo", "ebft"):
         draft.limit("reinforcement learning", "completions are generated and scored", holds_memory=True)
         refers = fields.get("trl.beta", 0) not in (0, 0.0)

@@ -321,6 +321,13 @@ def test_adapters_on_unknown_layers_are_a_limit(tmp_path: Path) -> None:
     assert [limit.feature for limit in spec.origin.limits if limit.holds_memory] == ["adapters on embed_tokens"]
 
 
+def test_adapters_on_unknown_layers_alone_are_refused(tmp_path: Path) -> None:
+    text = QLORA.replace("lora_target_linear: true", "lora_target_modules: [foo]")
+
+    with pytest.raises(InputError, match="target_modules names foo, which the layers of this model do not have"):
+        load(written(tmp_path, "run.yaml", text))
+
+
 def test_a_schedule_without_stages_waits_for_them(tmp_path: Path) -> None:
     text = TORCHTITAN.replace("[activation_checkpoint]", 'pipeline_parallel_schedule = "1F1B"\n[activation_checkpoint]')
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from memcalc.errors import InputError
 from memcalc.estimation.limits import limits_of, resolved
 from memcalc.importers import axolotl, llama_factory, trl
 from memcalc.importers.file_format import FileFormat
@@ -230,6 +231,11 @@ def test_stages_of_llama_factory(more: str, reference: bool, tmp_path: Path) -> 
 )
 def test_what_axolotl_is_asked_for(more: str, expected: set[str], tmp_path: Path) -> None:
     assert holding(loaded(tmp_path, AXOLOTL + more)) == expected
+
+
+def test_kinds_of_training_that_axolotl_does_not_have(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"rl = .dpoo. is not a supported value of axolotl\. Choose from dpo, ipo, orpo"):
+        loaded(tmp_path, AXOLOTL + "rl: dpoo\n")
 
 
 @pytest.mark.parametrize(
