@@ -40,6 +40,7 @@ _PEFTS_OF = {
 }
 
 # How PEFT's patterns end: "...(mlp|self_attn).(up|down|gate|q|k|v|o)_proj"
+_NAMES = re.compile(r"[\w.,\s-]*")  # names separated by commas, not a pattern
 _PATTERN = re.compile(r"\((\w+(?:\|\w+)*)\)(\w*)\$?$")
 
 
@@ -78,6 +79,11 @@ def _named(draft: Draft, text: str) -> str | list[str]:
     if text in ("all", "all-linear"):
         return "all-linear"
     ends = _PATTERN.search(text)
+    if ends is None and not _NAMES.fullmatch(text):
+        draft.limit(
+            "adapters on layers that match a pattern", "those of all linear layers are counted", holds_memory=True
+        )
+        return "all-linear"
     if ends is None:
         return [name.strip() for name in text.split(",")]
     draft.notes.append(f"adapters on the layers of the language model that match {text}")

@@ -66,9 +66,7 @@ def test_log_probabilities_of_pairs_are_read_from_a_copy(scores: tuple[str, ...]
 
 
 def test_axolotls_kernel_is_not_run_by_a_trace() -> None:
-    with pytest.raises(
-        Unavailable, match="loss = selective runs axolotl's Triton kernel"
-    ):
+    with pytest.raises(Unavailable, match="loss = selective runs axolotl's Triton kernel"):
         memcalc.trace("llama-3.2-1b", "implementation=huggingface", "pairs=true", "loss=selective", "l=1", "s=8")
 
 

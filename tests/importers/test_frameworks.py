@@ -321,6 +321,19 @@ def test_adapters_on_unknown_layers_are_a_limit(tmp_path: Path) -> None:
     assert [limit.feature for limit in spec.origin.limits if limit.holds_memory] == ["adapters on embed_tokens"]
 
 
+def test_a_pattern_that_is_not_read_is_a_limit(tmp_path: Path) -> None:
+    targets = r"'model.layers.\d+.(mlp.(experts.\d+.)?(gate_proj|up_proj))'"
+    spec = load(
+        written(tmp_path, "run.yaml", QLORA.replace("lora_target_linear: true", f"lora_target_modules: {targets}"))
+    )
+
+    assert spec.training.lora is not None
+    assert spec.training.lora.target_modules == "all-linear"
+    assert "adapters on layers that match a pattern" in [
+        each.feature for each in spec.origin.limits if each.holds_memory
+    ]
+
+
 def test_adapters_on_unknown_layers_alone_are_refused(tmp_path: Path) -> None:
     text = QLORA.replace("lora_target_linear: true", "lora_target_modules: [foo]")
 

@@ -234,7 +234,9 @@ def test_what_axolotl_is_asked_for(more: str, expected: set[str], tmp_path: Path
 
 
 def test_kinds_of_training_that_axolotl_does_not_have(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"rl = .dpoo. is not a supported value of axolotl\. Choose from dpo, ipo, orpo"):
+    with pytest.raises(
+        InputError, match=r"rl = .dpoo. is not a supported value of axolotl\. Choose from dpo, ipo, orpo"
+    ):
         loaded(tmp_path, AXOLOTL + "rl: dpoo\n")
 
 
