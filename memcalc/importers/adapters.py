@@ -39,8 +39,8 @@ _PEFTS_OF = {
     ("nemotron_h",): ("q_proj", "k_proj", "v_proj", "o_proj"),
 }
 
-# How PEFT's patterns end: "...(mlp|self_attn).(up|down|gate|q|k|v|o)_proj"
 _NAMES = re.compile(r"[\w.,\s-]*")  # names separated by commas, not a pattern
+# How PEFT's patterns end: "...(mlp|self_attn).(up|down|gate|q|k|v|o)_proj"
 _PATTERN = re.compile(r"\((\w+(?:\|\w+)*)\)(\w*)\$?$")
 
 
