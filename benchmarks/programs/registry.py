@@ -6,6 +6,7 @@ from benchmarks.programs import (
     accelerated,
     axolotl,
     compiled,
+    contexts,
     deepspeeds,
     lightnings,
     litgpt,
@@ -39,6 +40,7 @@ _MODULES = (
     torchtitan,
     megatron,
     compiled,
+    contexts,
     zeros,
     trl_zeros,
 )

@@ -52,7 +52,7 @@ class PlainAttention(PlainModule):
             self.tape.recompute(core, (q, k, v))
         eager, by_token = c.attention == "eager", core
         # The flash kernel's output has the layout of queries (at::empty_like), the memory-efficient one's is by token.
-        if eager or c.pads_heads or (c.heads_first and c.attention == "flash"):
+        if eager or c.pads_heads or c.rotation or (c.heads_first and c.attention == "flash"):
             by_token = ops.copy(core, "attention output by token", reorders=eager)
         query_width = self.axis("d" if c.square else "h·d_h")
         out = self.split.row(by_token, "attention.o_proj", ("d", query_width), bias=c.output_bias)
@@ -173,6 +173,8 @@ class PlainAttention(PlainModule):
         if c.repeats_heads or (c.grouped and c.attention != "flash"):
             heads, kv = ("b", "s", h, "d_h"), h
             k, v = ops.copy(k, "k for each head", heads), ops.copy(v, "v for each head", heads)
+        if c.rotation:
+            return ops.ring_attention(q, k, v, h, kv, "d_h", c.rotation)
         if c.pads_heads:
             return ops.padded_flash_attention(q, k, v, h, kv, "s", splits=not c.attention_dropout)
         if c.attention == "flash":

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from memcalc.layout.adapters import Adapters, adapters_of, loss_gathers_head, read_dtype, replaces_linears
 from memcalc.layout.spec_cache import cached_by_spec
 from memcalc.layout.stages import LayerModules, recomputed_windows
+from memcalc.layout.sequence_sharding import has_ring_attention
 from memcalc.layout.weight_layout import split_by_dtensor, table_gradient_is_unsharded
 from memcalc.operators.base import wider
 from memcalc.operators.float8 import Float8
@@ -111,6 +112,7 @@ class BlockStructure(NamedTuple):
     )
     context_sharded: bool  # c > 1: the rank has a part of every sequence
     all_to_all: bool  # context parallelism by an all-to-all of heads and tokens
+    rotation: str  # how PyTorch's ring attention exchanges keys and values: "ring" or "all-gather"; else ""
     experts_sharded: bool  # e > 1
     expert_shard_suffix: str  # "/t" or "/t_e" where each expert is sharded across ranks, else ""
     recomputed_modules: tuple[str, ...]  # modules of selective recomputation, Megatron-LM's names
@@ -302,6 +304,7 @@ def block_structure(spec: Spec) -> BlockStructure:
         unsharded_embedding_gradient=table_gradient_is_unsharded(spec),
         context_sharded=parallelism.context_parallel > 1,
         all_to_all=parallelism.context_parallel > 1 and parallelism.context_parallel_method == "all-to-all",
+        rotation=parallelism.context_parallel_method if has_ring_attention(spec) else "",
         experts_sharded=parallelism.expert_parallel > 1,
         expert_shard_suffix=_expert_width_share(parallelism),
         recomputed_modules=training.recompute_modules if training.recompute == "selective" else (),

@@ -95,7 +95,10 @@ class TorchtitanLayer:
         if c.repeats_heads:
             kv, heads = h, ("b", "s", h, "d_h")
             k, v = ops.copy(k, "k for each head", heads), ops.copy(v, "v for each head", heads)
-        core = ops.flash_attention(q, k, v, h, kv, "d_h", "s", splits=True)
+        if c.rotation:
+            core = ops.copy(ops.ring_attention(q, k, v, h, kv, "d_h", c.rotation), "attention output by token")
+        else:
+            core = ops.flash_attention(q, k, v, h, kv, "d_h", "s", splits=True)
         out = split.row(core, "attention.o_proj", ("d", width), bias=False)
         split.returned(x, q, k, v, core)
         return out

@@ -159,7 +159,7 @@ def _vision(spec: Spec) -> Iterator[tuple[str, bool]]:
 
 def _parallel(spec: Spec) -> Iterator[tuple[str, bool]]:
     parallelism, megatron = spec.parallelism, spec.training.implementation == "megatron"
-    if parallelism.context_parallel > 1 and parallelism.context_parallel_method == "ring":
+    if megatron and parallelism.context_parallel > 1 and parallelism.context_parallel_method != "all-to-all":
         yield "the ring buffers of keys and values under context parallelism", True
     if split_by_dtensor(spec) and (found := unsplittable(spec)):
         yield f"layers split by PyTorch's DTensor were not compared with a run here: {found[1]}", False

@@ -21,6 +21,7 @@ from memcalc.operators.loss_parallel import LossParallel
 from memcalc.operators.megatron_local import MegatronLocal
 from memcalc.operators.megatron_moe_ops import MegatronMoeOps
 from memcalc.operators.norms import Norms
+from memcalc.operators.ring_attention import RingAttention
 from memcalc.operators.routing import Routing
 from memcalc.operators.slice_assignment import SliceAssignment
 from memcalc.operators.state_space import StateSpace
@@ -33,6 +34,7 @@ class Operators(
     Norms,
     Fp32NormWeight,
     FusedAttention,
+    RingAttention,
     MegatronMoeOps,
     MegatronLocal,
     Collectives,

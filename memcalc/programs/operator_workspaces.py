@@ -12,8 +12,20 @@ from functools import partial, wraps
 from typing import Any
 
 from memcalc.allocator.pytorch.block_sizes import blocks
-from memcalc.workspaces import Script, attention, ceil_div, embedding, most, norms, reductions, round_up, sorting
+from memcalc.workspaces import (
+    Script,
+    attention,
+    ceil_div,
+    embedding,
+    most,
+    norms,
+    reductions,
+    ring_attention,
+    round_up,
+    sorting,
+)
 from memcalc.workspaces.multiprocessors import Multiprocessors
+from memcalc.workspaces.ring_attention import Ring, Rotation, rank_with_most
 
 Values = Mapping[str, int]
 
@@ -132,6 +144,32 @@ def flash_backward(values: Values, heads: str, kv_heads: str, head_dim: str, len
     first computed for every query head.
     """
     return attention.flash_backward(_heads(values, heads, kv_heads, head_dim, length, item_bytes))
+
+
+@most_of
+def ring_forward(
+    values: Values, heads: str, kv_heads: str, head_dim: str, length: str, item_bytes: int, rotation: Rotation
+) -> Script:
+    """blocks of ring attention in forward: keys and values of other ranks, and outputs merged in fp32
+
+    torch 2.13 distributed/tensor/experimental/_context_parallel/_attention.py (_templated_ring_attention), of the rank
+    that needs most.
+    """
+    ring = Ring(values["c"], rotation, rank_with_most(values["c"]))
+    return ring_attention.forward(_heads(values, heads, kv_heads, head_dim, length, item_bytes), ring, values["sms"])
+
+
+@most_of
+def ring_backward(
+    values: Values, heads: str, kv_heads: str, head_dim: str, length: str, item_bytes: int, rotation: Rotation
+) -> Script:
+    """blocks of ring attention in backward: keys and values of other ranks, and gradients summed in fp32
+
+    torch 2.13 distributed/tensor/experimental/_context_parallel/_attention.py (_templated_ring_attention_backward), of
+    the rank that needs most.
+    """
+    ring = Ring(values["c"], rotation, rank_with_most(values["c"]))
+    return ring_attention.backward(_heads(values, heads, kv_heads, head_dim, length, item_bytes), ring)
 
 
 @most_of

@@ -181,7 +181,7 @@ class StepCost:
         if c == 1:
             return 0.0
         keys_and_values = 2 * max(model.key_value_size / t, model.head_dim)
-        if parallelism.context_parallel_method == "ring":
+        if parallelism.context_parallel_method != "all-to-all":
             elements = (c - 1) * keys_and_values  # each rank forwards every other rank's shard
         else:
             elements = (c - 1) / c * (keys_and_values + 2 * model.query_size / t)

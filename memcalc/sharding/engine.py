@@ -37,6 +37,7 @@ class Engine:
     frees_gradients = False  # whether the optimizer step frees the gradients
     hooks_modules = False  # whether it has hooks around each module with parameters, not only around units
     wraps_embedding_and_head = False  # whether the embedding is a unit, and final norm and LM head are another
+    head_is_unit = False  # whether the LM head's unit is prepared for the gradient of the logits, not of the output
     output_is_loss = False  # whether the loss is part of the root's forward
     order_is_stale = False  # whether the units of an evaluation are still in the order that backward follows
     repeats = True  # whether micro-batches and steps after the first make the same requests and frees

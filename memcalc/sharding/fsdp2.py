@@ -144,6 +144,7 @@ class FSDP2(Engine):
         self.choice = options
         self.members = units
         self.wraps_embedding_and_head = options.wraps_embedding_and_head
+        self.head_is_unit = options.head_is_unit
         self.output_is_loss = options.loss_in_model
         self.repeats = not options.sums_unsharded  # only the last micro-batch reduces
         known: dict[Sequence[LocalParameter], tuple[UnitGather, Reduce | None]] = {}

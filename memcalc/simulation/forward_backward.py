@@ -142,8 +142,7 @@ class ForwardBackward:
         self.last_readers = self._last_readers()
         self.gradients, self.received = [], gradient
         if self.parts.stage.has_head:
-            arrival = 0 if self.engine.output_is_loss else self.steps.output_gradient()
-            gradient = self.back(self.head, -1, {arrival: self._reach_model})
+            gradient = self.back(self.head, -1, self._arrivals())
         else:
             self.engine.before_backward(ROOT)
         if self.engine.wraps_embedding_and_head:
@@ -409,8 +408,26 @@ class ForwardBackward:
 
     # -- hooks of the engine -------------------------------------------------------------------------------------------
 
-    def _reach_model(self) -> None:
-        """Run the hooks for the gradient of the model's output, which backward has just produced."""
+    def _arrivals(self) -> Calls:
+        """Return when the gradients of the model's output and of the logits arrive at their units."""
+        logits = self.steps.output_gradient()
+        output = 0 if self.engine.output_is_loss else logits
+        if output == logits or not self.engine.head_is_unit:
+            return {output: self._reach_model}
+        if self.engine.wraps_embedding_and_head:
+            return {output: partial(self._reach_model, head=False), logits: self._reach_head}
+        return {logits: self._reach_model}  # the root has no other parameters than the LM head's unit
+
+    def _reach_head(self) -> None:
+        """Run the hooks of the LM head's own unit for the gradient of the logits."""
+        self.engine.before_backward(TAIL)
+
+    def _reach_model(self, *, head: bool = True) -> None:
+        """Run the hooks for the gradient of the model's output, which backward has just produced.
+
+        Args:
+            head: whether it is also that of the LM head's unit.
+        """
         if self.engine.scales_output_gradient:
             program, exact = self.blocks[self.head.number].program, self.blocks[self.head.number].sized.exact
             before = program.stream("backward")[: self.steps.output_gradient()]
@@ -419,8 +436,8 @@ class ForwardBackward:
             self.requests.drop((self.head.held[at],))
             self.head.held[at] = scaled
         self.engine.before_backward(ROOT)
-        if self.engine.wraps_embedding_and_head:
-            self.engine.before_backward(TAIL)
+        if head and self.engine.wraps_embedding_and_head:
+            self._reach_head()
 
     # -- storages of blocks --------------------------------------------------------------------------------------------
 

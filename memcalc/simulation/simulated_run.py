@@ -15,6 +15,7 @@ from math import ceil
 from memcalc.errors import OutOfMemory
 from memcalc.layout.local_parameters import LocalParameter, stage_parameters
 from memcalc.layout.parameters import layer_prefixes
+from memcalc.layout.sequence_sharding import has_ring_attention
 from memcalc.layout.stages import Stage, stages_of
 from memcalc.ledger.component import Component
 from memcalc.ledger.row_drafts import BIT, EVALUATION, GENERATION, PHASES, STEPS
@@ -453,7 +454,7 @@ def _reasons_of_ranks(spec: Spec, options: StateOptions) -> dict[str, bool]:
     deepspeed = parallelism.engine == "deepspeed"
     return {
         **(dict.fromkeys(pipeline_lacks(spec), True) if parallelism.pipeline_parallel > 1 else {}),
-        "context parallelism": parallelism.context_parallel > 1,
+        "context parallelism by an all-to-all": parallelism.context_parallel > 1 and not has_ring_attention(spec),
         "expert parallelism": parallelism.expert_parallel > 1,
         "a sharding engine on one rank": alone and parallelism.zero_stage > 0,
         **dict.fromkeys(lacks(spec, plan_of(spec)) if deepspeed else (), True),

@@ -33,7 +33,7 @@ Kernels = Literal["torch", "liger"]
 LIGER_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 Fp8 = Literal["none", "delayed", "tensorwise", "mxfp8", "blockwise", "rowwise", "rowwise-gw-hp"]
 Engine = Literal["ddp", "fsdp1", "fsdp2", "deepspeed", "megatron"]
-ContextMethod = Literal["ring", "all-to-all"]
+ContextMethod = Literal["ring", "all-gather", "all-to-all"]
 Offload = Literal["none", "optimizer", "parameters", "all"]
 OffloadActivations = Literal["none", "pinned", "pageable"]
 Schedule = Literal[
@@ -300,7 +300,9 @@ class ParallelismSpec(ConfigBlock):
     expert_parallel: Size = Field(1, description="ranks that shard the experts")
     sequence_parallel: bool = Field(False, description="shard norms and residuals along the sequence over the t ranks")
     context_parallel_method: ContextMethod = Field(
-        "ring", description="what ranks exchange: ring (keys and values) | all-to-all (heads)"
+        "ring",
+        description="what ranks exchange: ring (keys and values, from rank to rank) | all-gather (keys and values of "
+        "all ranks at once, the default of torchtitan and Accelerate) | all-to-all (heads)",
     )
     expert_tensor_parallel: Size | None = Field(None, description="ranks that shard each expert; default: t")
     schedule: Schedule = Field(

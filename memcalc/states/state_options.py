@@ -16,6 +16,7 @@ from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.spec.hardware.kernels import multiprocessors
 from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
 from memcalc.spec.spec import Spec
+from memcalc.spec.training import TOKENWISE
 from memcalc.spec.zero import DEFAULT as ZERO
 from memcalc.spec.zero import ZeroSpec
 from memcalc.states.optimizers.update_rule import UpdateRule, update_of
@@ -46,6 +47,7 @@ class StateOptions(NamedTuple):
     gathered: str = ""  # dtype of FSDP2's all-gather; "": that of the parameters
     reduced: str = ""  # dtype of FSDP2's reduce-scatter; "": that of the gradients
     wraps_embedding_and_head: bool = False  # the embedding is an FSDP unit; final norm and LM head are another
+    head_is_unit: bool = False  # the LM head is in an FSDP unit: that one or, with tied weights, the root's
     finds_norm: bool = True  # the final norm is in that unit; Accelerate finds none below PEFT's modules
     gathers_output_alone: bool = False  # the loss reads the LM head's weight, a unit of which no module runs
     loss_in_model: bool = False  # the model's forward computes the loss
@@ -185,6 +187,7 @@ def state_options(spec: Spec) -> StateOptions:
         # norm is the root's.
         wraps_embedding_and_head=fsdp.wrap == "layers-and-ends"
         and not (spec.model.tie_word_embeddings and adapters is None),
+        head_is_unit=fsdp.wrap == "layers-and-ends" and training.loss not in TOKENWISE,
         finds_norm=adapters is None,
         gathers_output_alone=loss_gathers_head(spec),
         # transformers computes its own loss; memcalc's step and custom loops may compute the loss from the logits.

@@ -369,6 +369,9 @@ class Family:
         if c.cache is not None:
             return cached_attention(ops, c, q, k, v, ("h", "h_kv", "d_h"))
         heads = ("b", "s", "h", self.head_size)
+        if c.rotation:
+            core = ops.ring_attention(q, k, v, "h", "h_kv", self.head_size, c.rotation)
+            return ops.copy(core, "attention output by token")
         if c.attention == "flash" and not c.masked:
             if c.repeats_heads:
                 k, v = (self.repeated(x, name, heads, views=False) for x, name in ((k, "k"), (v, "v")))

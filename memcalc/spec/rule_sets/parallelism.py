@@ -163,12 +163,6 @@ def context(spec: Spec) -> Iterator[Violation]:
             f"context_parallel = {c} does not divide the {heads} query heads of a rank, which all-to-all exchanges.",
             "Set context_parallel_method: ring, or lower context_parallel.",
         )
-    if spec.training.implementation == "huggingface":
-        yield Violation(
-            key,
-            f"context_parallel = {c} is not modelled with transformers' modules.",
-            "Set context_parallel: 1, or implementation: plain.",
-        )
 
 
 def experts(spec: Spec) -> Iterator[Violation]:

@@ -1,0 +1,65 @@
+"""Ring attention of PyTorch's context parallelism."""
+
+from __future__ import annotations
+
+from memcalc.ledger.component import Component
+from memcalc.operators.base import Base
+from memcalc.programs import operator_workspaces
+from memcalc.programs.tape import NEW, PREPARED, Node, Tensor
+from memcalc.spec.recipes import DTYPE_BYTES
+
+SOURCE = "torch distributed/tensor/experimental/_context_parallel/_attention.py"
+
+
+class RingAttention(Base):
+    """Flash attention over the keys of all ranks that share a sequence."""
+
+    def ring_attention(
+        self, q: Tensor, k: Tensor, v: Tensor, heads: str, kv_heads: str, head_dim: str, rotation: str
+    ) -> Tensor:
+        """Blocks of flash attention, merged in fp32; saves q, k, v, the output by token and fp32 log-sum-exps.
+
+        Forward's blocks are an operator of their own, because they run before the output is allocated. The gradients of
+        keys and values are parts of one tensor.
+
+        Args:
+            q: queries.
+            k: keys.
+            v: values.
+            heads: axis of the query heads.
+            kv_heads: axis of the key/value heads.
+            head_dim: axis of the head dimension.
+            rotation: "ring" or "all-gather".
+        """
+        v, k, q = (self.autocast_input(t, "attention") for t in (v, k, q))
+        store = self.tape.store
+        sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "length": "s", "rotation": rotation}
+        blocks, blocks_again = (
+            store(f"attention {what}", (), "uint8", SOURCE, rule=operator_workspaces.named(rule, **sizes, item_bytes=n))
+            for n in (DTYPE_BYTES[q.dtype],)
+            for what, rule in (
+                ("blocks", operator_workspaces.ring_forward),
+                ("backward blocks", operator_workspaces.ring_backward),
+            )
+        )
+        self.tape.record(Node("attention blocks", (q, k, v), (), (), (None,) * 3, forward_temporaries=(blocks,)))
+        y = self.tape.new("attention output", q.shape, q.dtype, SOURCE)
+        lse = store("attention log-sum-exp", ("b", heads, "s"), "fp32", SOURCE)
+        state, mask = (
+            store(f"attention {what}", (count,), "int64", SOURCE, component=Component.TEMPORARIES)
+            for what, count in (("random state", "2"), ("unused mask", "1"))
+        )
+        gradient = store("gradient of k and v", ("2", *k.shape), k.dtype, SOURCE)
+        kept = (lse, state, mask)
+        node = Node(
+            "attention",
+            (q, k, v),
+            (y,),
+            (*dict.fromkeys(t.storage for t in (q, k, v, y)), *kept),
+            (NEW, PREPARED, PREPARED),
+            also_allocates=kept,
+            prepares=((blocks_again, 1), (blocks_again, -1), (gradient, 1), (gradient, 1)),
+            prepared=(gradient, gradient),
+        )
+        self.tape.record(node)
+        return y
