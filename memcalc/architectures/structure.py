@@ -6,9 +6,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from memcalc.layout.adapters import Adapters, adapters_of, loss_gathers_head, read_dtype, replaces_linears
+from memcalc.layout.sequence_sharding import has_ring_attention
 from memcalc.layout.spec_cache import cached_by_spec
 from memcalc.layout.stages import LayerModules, recomputed_windows
-from memcalc.layout.sequence_sharding import has_ring_attention
 from memcalc.layout.weight_layout import split_by_dtensor, table_gradient_is_unsharded
 from memcalc.operators.base import wider
 from memcalc.operators.float8 import Float8

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from memcalc.estimation.outside_allocator import communication_library_bytes
 from memcalc.layout.parameters import count_parameters
+from memcalc.layout.sequence_sharding import has_ring_attention
 from memcalc.layout.weight_layout import split_by_dtensor
 from memcalc.spec.defaults import takes_math_kernel
 from memcalc.spec.dtensor_plan import unsplittable
@@ -159,7 +160,8 @@ def _vision(spec: Spec) -> Iterator[tuple[str, bool]]:
 
 def _parallel(spec: Spec) -> Iterator[tuple[str, bool]]:
     parallelism, megatron = spec.parallelism, spec.training.implementation == "megatron"
-    if megatron and parallelism.context_parallel > 1 and parallelism.context_parallel_method != "all-to-all":
+    exchanges_keys = parallelism.context_parallel > 1 and parallelism.context_parallel_method != "all-to-all"
+    if exchanges_keys and not has_ring_attention(spec):
         yield "the ring buffers of keys and values under context parallelism", True
     if split_by_dtensor(spec) and (found := unsplittable(spec)):
         yield f"layers split by PyTorch's DTensor were not compared with a run here: {found[1]}", False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from memcalc.frameworks.context_parallel import METHOD, place_rotation
 from memcalc.frameworks.draft import FRAMEWORK, Draft
 from memcalc.frameworks.lengths import place_lengths
 from memcalc.frameworks.scripts import place_optimizer_step, place_outputs
@@ -55,6 +56,7 @@ FIELDS: dict[str, Meaning] = {
             ("sp", "parallelism.context_parallel"),
         )
     },
+    "parallelism_config.parallelism_config_cp_comm_strategy": fact("rotation", "parallelism.context_parallel_method"),
     "parallelism_config.parallelism_config_*": nothing("changes the implementation, not what is saved"),
     "parallelism_config*": lacking("parallelism other than data parallelism"),
     "megatron_lm_config*": lacking("Megatron-LM under Accelerate", "pass the arguments of Megatron-LM instead"),
@@ -160,6 +162,9 @@ def _place_degrees(draft: Draft) -> None:
     if others > 1:
         draft.default("parallelism.tensor_parallel", tensor)
         draft.default("parallelism.context_parallel", context * sequence)
+        if sequence > 1:  # DeepSpeed's UlyssesSPAttentionHF
+            draft.default(METHOD, "all-to-all")
+        place_rotation(draft, facts.get("rotation"))
         if type(processes) is int and processes % others == 0:
             draft.values["parallelism.data_parallel"] = processes // others
     if replicas * shards > 1:

@@ -13,6 +13,7 @@ from memcalc.frameworks.axolotl import (
     place_loading_of_adapters,
     place_packed_samples,
 )
+from memcalc.frameworks.context_parallel import place_rotation
 from memcalc.frameworks.draft import Draft
 from memcalc.frameworks.switches import is_on
 from memcalc.frameworks.trainer import note_evaluation, place_trainers_loop
@@ -254,6 +255,9 @@ def _finish(draft: Draft) -> None:
         if type(shards) is int:  # memcalc's own rules reject a value that is not a number
             draft.values["parallelism.data_parallel"] = shards * replicas
         draft.values["parallelism.data_parallel_replicate"] = replicas
+    if draft.values.get("parallelism.context_parallel", 1) not in (None, 1):  # utils/ctx_managers/sequence_parallel.py
+        place_rotation(draft)
+        draft.limit("the buffers of ring-flash-attn", "PyTorch's ring attention is counted", holds_memory=True)
     _precision(draft)
     draft.default("training.sequence_length", 512)
     place_loading_of_adapters(draft)

@@ -7,6 +7,7 @@ from typing import Any
 
 from memcalc.catalogue.shipped import find_shipped
 from memcalc.frameworks.allocator_settings import EXPANDABLE, place_allocator_settings
+from memcalc.frameworks.context_parallel import place_rotation
 from memcalc.frameworks.draft import Draft
 from memcalc.importers import float8
 from memcalc.importers.file_format import COMPILE, FileFormat, Meaning, fact, lacking, nothing, overcounted, to
@@ -50,6 +51,7 @@ FIELDS: dict[str, Meaning] = {
     "parallelism.tensor_parallel_degree": to("parallelism.tensor_parallel"),
     "parallelism.pipeline_parallel_degree": to("parallelism.pipeline_parallel"),
     "parallelism.context_parallel_degree": to("parallelism.context_parallel"),
+    "parallelism.context_parallel_rotate_method": fact("rotation", "parallelism.context_parallel_method"),
     "parallelism.expert_parallel_degree": to("parallelism.expert_parallel"),
     "parallelism.expert_tensor_parallel_degree": to("parallelism.expert_tensor_parallel"),
     "parallelism.disable_loss_parallel": fact("whole_logits", "training.loss"),
@@ -74,7 +76,7 @@ FIELDS: dict[str, Meaning] = {
     **{
         f"parallelism.{name}": nothing("changes the implementation only")
         for name in (
-            *("context_parallel_load_balancer", "context_parallel_rotate_method", "expert_parallel_comm_backend"),
+            *("context_parallel_load_balancer", "expert_parallel_comm_backend"),
             *("pipeline_parallel_expert_parallel_overlap", "enable_compiled_autograd", "enable_approx_mid_point"),
         )
     },
@@ -204,6 +206,7 @@ def _sharding(draft: Draft) -> None:
         return
     pipelined = draft.values.get("parallelism.pipeline_parallel", 1) != 1
     never = facts.get("reshard") == "never" or (pipelined and facts.get("reshard") != "always")
+    place_rotation(draft, facts.get("rotation"))
     if shards != 1 or draft.values.get("parallelism.context_parallel", 1) != 1:
         draft.default("parallelism.zero_stage", 2 if never else 3)
         draft.default("parallelism.engine", "fsdp2")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.frameworks.allocator_settings import EXPANDABLE, FIELD
+from memcalc.frameworks.context_parallel import place_rotation
 from memcalc.frameworks.draft import Draft
 from memcalc.frameworks.lengths import place_lengths
 from memcalc.frameworks.torchtune import place_torchtune
@@ -39,6 +40,7 @@ FIELDS: dict[str, Meaning] = {
     "data_parallel_replicate_dim": fact("replicas", "parallelism.data_parallel_replicate"),
     "tensor_parallel_dim": to("parallelism.tensor_parallel"),
     "context_parallel_dim": to("parallelism.context_parallel"),
+    "context_parallel_rotate_method": fact("rotation", "parallelism.context_parallel_method"),
     "loss._component_": fact("loss", "training.loss"),
     "loss.num_output_chunks": part("training.loss_chunks"),
     "loss*": nothing(),
@@ -126,6 +128,7 @@ def _finish(draft: Draft) -> None:
     draft.default("training.dtype", "bf16")
     draft.default("training.recipe", "fp32" if draft.values["training.dtype"] == "fp32" else "pure")
     place_torchtune(draft)
+    place_rotation(draft, facts.get("rotation"))
     place_lengths(draft, packs=any(draft.facts.get(name) is True for name in ("packed", "all_packed")))
     draft.notes.append("torchtune's own modules are not modelled: counted as plain modules with flash attention")
     named = facts.get("optimizer")

@@ -143,7 +143,9 @@ def forward(sizes: Heads, ring: Ring, multiprocessors: int) -> Script:
         now.bind("block", size.queries_in_fp32 // parts)
         _merge(now, size, block, parts)
         now.drop("block")
-    now.drop("merged", "merged log-sum-exps", "received", "next", "key", "value", "out", "log-sum-exps", "state", "mask")
+    now.drop(
+        "merged", "merged log-sum-exps", "received", "next", "key", "value", "out", "log-sum-exps", "state", "mask"
+    )
     return tuple(now.script)
 
 

@@ -64,6 +64,18 @@ def test_a_trace_on_the_null_device_has_one_on_fake_tensors_beside_it() -> None:
     assert [source_label(result) for result in results_to_compare(ranks, "null", 1, "")] == ["estimate"]
 
 
+def test_pytorchs_cuda_build_without_its_libraries_has_the_estimate_alone_beside_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def import_torch() -> None:
+        raise ImportError("libcudnn.so.9: cannot open shared object file")
+
+    monkeypatch.setattr("memcalc.step.skip_compiler.without_compiler", import_torch)
+
+    both = results_to_compare(load("gpt2", "num_layers=1", "s=64", gpu="a100-40gb"), "null", 1, "")
+    assert [source_label(result) for result in both] == ["estimate"]
+
+
 def test_markdown_has_the_same_tables(run) -> None:
     out = run("trace", *TINY, "--format", "markdown", "--compare").out
 

@@ -165,6 +165,25 @@ def test_other_degrees_of_accelerate_are_no_data_parallelism(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
+    ("fields", "method"),
+    [("", "all-gather"), (", parallelism_config_cp_comm_strategy: alltoall", "ring")],
+)
+def test_ranks_of_accelerate_that_share_a_sequence(fields: str, method: str, tmp_path: Path) -> None:
+    degrees = "parallelism_config: {parallelism_config_cp_size: 2, parallelism_config_dp_shard_size: 4"
+    text = f"{ACCELERATE}num_processes: 8\n{degrees}{fields}}}"
+    parallelism = spec_of(tmp_path, text, "preset=llama-3-8b").parallelism
+
+    assert (parallelism.data_parallel, parallelism.context_parallel, parallelism.shards) == (4, 2, 8)
+    assert parallelism.context_parallel_method == method
+
+
+def test_deepspeeds_sequence_parallelism_exchanges_heads(tmp_path: Path) -> None:
+    degrees = "parallelism_config: {parallelism_config_sp_size: 2, parallelism_config_dp_shard_size: 4}"
+    found = imported(tmp_path, "a.yaml", f"{ACCELERATE}num_processes: 8\n{degrees}")
+    assert found.blocks["parallelism"]["context_parallel_method"] == "all-to-all"
+
+
+@pytest.mark.parametrize(
     ("path", "optimizer", "paged"),
     [("AdamW8bit", "adam-8bit", False), ("PagedAdamW8bit", "adam-8bit", True), ("PagedAdamW", "adamw", True)],
 )

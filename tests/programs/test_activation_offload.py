@@ -111,7 +111,6 @@ def test_recomputation_is_planned_for_the_device() -> None:
             "is not modelled with recompute = selective. Set recompute: none or full, without recompute_keep, or set",
         ),
         (("implementation=megatron",), "is not modelled with implementation = megatron. Set implementation: plain or"),
-        (("finetune=qlora",), "is not modelled with finetune = qlora. Set finetune: full or lora, or set"),
     ],
 )
 def test_what_is_refused(overrides: tuple[str, ...], message: str) -> None:

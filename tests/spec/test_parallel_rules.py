@@ -213,3 +213,31 @@ def test_fsdp2_takes_parameters_of_one_dtype() -> None:
         load("ernie-4.5-21b-a3b", (*words, "recipe=pure"))
     for other in (("recipe=amp",), ("recipe=pure", "implementation=plain"), ("recipe=pure", "data_parallel=1")):
         load("ernie-4.5-21b-a3b", (*words, *other))
+
+
+def of_transformers(model: str, **parallelism: Any) -> str:
+    """The refusal of context parallelism with the modules of a published model."""
+    modules = {"implementation": "huggingface", "recipe": "pure", "sequence_length": 2048}
+    with pytest.raises(InputError) as raised:
+        load(
+            {
+                "preset": model,
+                "training": modules,
+                "parallelism": {"context_parallel": 2, "zero_stage": 3} | parallelism,
+            }
+        )
+    return str(raised.value)
+
+
+def test_accelerates_context_parallelism_drops_masks_so_it_rejects_windows() -> None:
+    assert of_transformers("mistral-7b") == (
+        "configuration: parallelism.context_parallel: transformers' layers with a sliding window do not support "
+        "context_parallel: it drops the mask. Set context_parallel: 1, or implementation: plain."
+    )
+
+
+def test_transformers_exchange_of_heads_is_not_modelled() -> None:
+    assert of_transformers("llama-3-8b", context_parallel_method="all-to-all") == (
+        "configuration: parallelism.context_parallel_method: context_parallel_method = all-to-all is not modelled with "
+        "transformers' modules. Set context_parallel_method: all-gather, or implementation: plain."
+    )

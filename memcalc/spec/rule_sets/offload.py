@@ -91,11 +91,6 @@ def activations(spec: Spec) -> Iterator[Violation]:
             f"recompute = {training.recompute}" + (" and recompute_keep" if training.recompute_keep else ""),
             "Set recompute: none or full, without recompute_keep",
         ),
-        ("training", "finetune"): (
-            training.finetune == "qlora",
-            f"finetune = {training.finetune}",
-            "Set finetune: full or lora",
-        ),
         ("model", "mla"): (spec.model.mla is not None, "latent attention", "Use a model without latent attention"),
     }
     for key, (is_so, what, remedy) in combined.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from memcalc.spec.layers import windows_among
 from memcalc.spec.model_families.conversion import built_in_fp32
 from memcalc.spec.recipes import RECIPES
 from memcalc.spec.rule_sets.violations import Violation, divisors, setting, shown
@@ -162,6 +163,30 @@ def context(spec: Spec) -> Iterator[Violation]:
             key,
             f"context_parallel = {c} does not divide the {heads} query heads of a rank, which all-to-all exchanges.",
             "Set context_parallel_method: ring, or lower context_parallel.",
+        )
+    if spec.training.implementation == "huggingface":
+        yield from _context_of_transformers(spec)
+
+
+def _context_of_transformers(spec: Spec) -> Iterator[Violation]:
+    """Yield violations of Accelerate's context parallelism (accelerate 1.15, _attach_context_parallel_hooks)."""
+    model, key = spec.model, ("parallelism", "context_parallel")
+    remedy = "Set context_parallel: 1, or implementation: plain."
+    if spec.parallelism.context_parallel_method == "all-to-all":
+        yield Violation(
+            ("parallelism", "context_parallel_method"),
+            "context_parallel_method = all-to-all is not modelled with transformers' modules.",
+            "Set context_parallel_method: all-gather, or implementation: plain.",
+        )
+    if windows_among(model)[0]:
+        yield Violation(
+            key,
+            "transformers' layers with a sliding window do not support context_parallel: it drops the mask.",
+            remedy,
+        )
+    if model.mla is not None or model.linear_attention is not None or model.mamba is not None:
+        yield Violation(
+            key, "context_parallel with transformers' modules is modelled with attention of heads alone.", remedy
         )
 
 
