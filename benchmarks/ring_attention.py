@@ -2,7 +2,7 @@
 
     python -m benchmarks.ring_attention PYTHON --seed held-out --count 16
 
-PYTHON is the interpreter of an environment with PyTorch. Appends to benchmarks/recordings/ring-attention/torch-2.13.0.jsonl: the
+PYTHON is the interpreter of an environment with PyTorch. Appends to a file of benchmarks/recordings/ring-attention: the
 sizes that forward and backward allocate (positive) and free (negative), in order. Run it from the repository's root.
 """
 
