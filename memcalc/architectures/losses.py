@@ -97,6 +97,9 @@ def _loss_of(ops: Operators, c: BlockStructure, logits: Tensor, *, fp32_logits: 
     if c.loss == "selective":
         ops.tape.hold(ops.selective_log_softmax(logits))
         return
+    if c.loss == "gathered":
+        ops.tape.hold(ops.gathered_log_softmax(logits))
+        return
     if not c.upcasts_logits:
         ops.cross_entropy(logits, dtype="fp32" if c.autocast else logits.dtype)
         return

@@ -125,6 +125,8 @@ def _finish(draft: Draft) -> None:
     kind = _model(draft)
     draft.default("training.dtype", "bf16")
     draft.default("training.recipe", "fp32" if draft.values["training.dtype"] == "fp32" else "pure")
+    if kind is not None:
+        _adapters(draft, quantized=kind == "qlora" or facts.get("quantized") is True)
     place_torchtune(draft)
     place_lengths(draft, packs=any(draft.facts.get(name) is True for name in ("packed", "all_packed")))
     draft.notes.append("torchtune's own modules are not modelled: counted as plain modules with flash attention")
@@ -138,8 +140,6 @@ def _finish(draft: Draft) -> None:
         draft.default("training.optimizer_implementation", "fused")
     elif facts.get("fused") is False:  # torch/optim/adam.py: foreach is the default if neither is set
         draft.default("training.optimizer_implementation", "for-loop")
-    if kind is not None:
-        _adapters(draft, quantized=kind == "qlora" or facts.get("quantized") is True)
     _sharding(draft)
     # recipes/full_finetune_distributed.py: the updates of sharded parameters are not modelled
     if draft.values.get("training.optimizer_in_backward") and draft.given("parallelism.zero_stage"):
@@ -161,9 +161,11 @@ def _note_other_models(draft: Draft) -> None:
     recipes/full_dpo_distributed.py, ppo_full_finetune_single_device.py: the reference is a second copy of the policy in
     the same dtype, with the same sharding; recipes with adapters have none.
     """
-    if "DPO" in str(draft.given_fields.get("loss._component_", "")):
+    loss = str(draft.given_fields.get("loss._component_", ""))
+    if loss.startswith("torchtune.rlhf.loss.") and not draft.values.get("training.pairs"):
         draft.limit("pairs of sequences", "chosen and rejected are twice the batch", holds_memory=True)
-    if {"ref_checkpointer._component_", "ref_policy_checkpointer._component_"} & draft.given_fields.keys():
+    copies = {"ref_checkpointer._component_", "ref_policy_checkpointer._component_"} & draft.given_fields.keys()
+    if copies and not draft.values.get("training.reference_model"):
         draft.limit("the reference model", "a frozen copy of the policy", holds_memory=True, bytes_per_parameter=2)
     if draft.values.get("training.recompute") == "full" and {"ac_mode", "ac_option"} & draft.given_fields.keys():
         draft.limit("checkpointing of some layers", "all are counted as recomputed", holds_memory=True)

@@ -232,6 +232,32 @@ class ChunkedLoss(LoraLinear, Loss):
         )
         return found
 
+    def gathered_log_softmax(self, logits: Tensor) -> Tensor:
+        """The log-probabilities of labels, gathered from those of all logits but the last token's.
+
+        torchtune 0.6.1 rlhf/sequence_processing.py, get_batch_log_probs and logits_to_logprobs: a division by the
+        temperature copies the slice of the logits. Backward of the gather and of each slice fills zeros of the shape
+        that was read from.
+        """
+        tape, citation = self.tape, "torchtune 0.6.1 rlhf/sequence_processing.py, logits_to_logprobs"
+        shape = ("b", "s-1", "V")
+        labels = tape.store("labels of tokens with a label", shape[:2], "int64", citation)
+        counted = tape.store("whether a token has a label", shape[:2], "bool", citation)
+        tape.record(Node("labels of tokens with a label", (), (), (), (), also_allocates=(labels, counted)))
+        rows = Tensor(logits.storage, shape, logits.dtype, logits.grad)
+        tape.record(Node("logits of tokens with a label", (logits,), (rows,), (), (NEW,)))
+        scaled = tape.new("logits over the temperature", shape, logits.dtype, citation, grad=logits.grad)
+        tape.record(Node("division by the temperature", (rows,), (scaled,), (), (NEW,)))
+        each = tape.new("log-probabilities", shape, logits.dtype, citation, grad=logits.grad)
+        tape.record(Node("log_softmax", (scaled,), (each,), (each.storage,), (NEW,)))
+        found = tape.new("log-probability of each token", shape[:2], logits.dtype, citation, grad=logits.grad)
+        tape.record(Node("gather", (each,), (found,), (labels,), (NEW,)))
+        masked = tape.new("log-probability of each label", shape[:2], logits.dtype, citation, grad=logits.grad)
+        tape.record(Node("product with the mask", (found,), (masked,), (counted,), (NEW,)))
+        total = tape.new("log-probability of each sequence", ("b",), logits.dtype, citation, grad=logits.grad)
+        tape.record(Node("sum over tokens", (masked,), (total,), (), (SAME,)))
+        return total
+
     def tiled_cross_entropy(self, x: Tensor, weight: Shape, held: str, *, tied: bool) -> None:
         """TRL's fused loss on tiles of logits, recomputed in backward; gradients are summed in fp32, then cast.
 

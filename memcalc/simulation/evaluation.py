@@ -32,15 +32,19 @@ def scored_by_reference(spec: Spec) -> bool:
     completions earlier.
     """
     training = spec.training
-    itself = training.pairs and training.loss == "selective" and training.lora is not None
+    itself = training.pairs and training.loss in ("selective", "gathered") and training.lora is not None
     return (training.reference_model or itself) and training.completion_length is None
 
 
 def reference_run(spec: Spec) -> Spec:
     """Return the run with the reference model's forward pass and loss on a micro-batch."""
     sizes = {"zero_optimization": spec.parallelism.zero_optimization.of_reference()}
-    run = spec.model_copy(update={"parallelism": spec.parallelism.model_copy(update=sizes)})
-    return _without_training(run, spec.training.micro_batch_size)
+    until = {"logits_until": spec.training.reference_logits_until}
+    changes = {
+        "parallelism": spec.parallelism.model_copy(update=sizes),
+        "training": spec.training.model_copy(update=until),
+    }
+    return _without_training(spec.model_copy(update=changes), spec.training.micro_batch_size)
 
 
 def _without_training(spec: Spec, batch: int) -> Spec:

@@ -145,15 +145,17 @@ class StepRecorder:
             self.requests.drop([walk.output])  # sent; the receive buffers are counted as persistent memory
         self.requests.begin("loss")
         own = len(self.blocks)
+        kept: list[int] = []
         if self.chunk.has_head:
             walk.loss()
             own = len(self.blocks)
             if scored_by_reference(self.spec):
-                self._forward_alone(reference_run(self.spec), REFERENCE)
+                kept = self._forward_alone(reference_run(self.spec), REFERENCE)
         of_reference = range(own, len(self.blocks))
         self.requests.begin("backward")
         gradients += walk.backward(self._received_gradient(walk))
         walk.engine.after_last_backward(gradients)
+        self.requests.drop(kept)
         return RecordedStream(SizelessStream(self.requests), tuple(self.blocks), of_reference, takes_over=takes_over)
 
     def evaluation(self) -> RecordedStream:
@@ -200,8 +202,8 @@ class StepRecorder:
         given = (self.requests, parts, layers.played, engine, gradient_names(spec, units), 1, threads)
         return ForwardBackward(*given, splits_workspaces=False), existing
 
-    def _forward_alone(self, spec: Spec, model: str = POLICY) -> None:
-        """Record a forward pass and its loss outside autograd."""
+    def _forward_alone(self, spec: Spec, model: str = POLICY) -> list[int]:
+        """Record a forward pass and its loss outside autograd; return storages of logits that stay referenced."""
         walk, _ = self._walk(spec, exist=False, gradients=False, model=model)
         walk.engine.resume()
         walk.engine.begin(have_gradients=False, last=True)
@@ -210,8 +212,9 @@ class StepRecorder:
             walk.loss()
         else:
             self.requests.drop([walk.output])
-        walk.release()
+        kept = walk.release(keeps_output=model == REFERENCE and spec.training.logits_until == "step")
         walk.engine.after_evaluation()
+        return kept
 
     def _received(self, walk: ForwardBackward) -> int:
         """Allocate the input of a stage without embedding; return its storage."""

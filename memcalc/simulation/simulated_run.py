@@ -169,7 +169,7 @@ class SimulatedRun:
         self.groups: dict[Hashable, list[int]] = {}  # storages that tensors made later free
         self.weights: dict[LocalParameter, deque[int]] = {}  # storages of parameters: one of a layer for each layer
         self.gradients: list[int] = []
-        self.keeps_output = bool(logits_of_the_step_before(spec, self.stage))
+        self.keeps_output = spec.training.logits_until == "step" and bool(logits_of_the_step_before(spec, self.stage))
         self.named: list[int] = []  # output of the previous micro-batch, which a variable still references
         self.stale: list[int] = []  # gradients of the previous step
         self.remaining: list[int] = []  # the embedding's gradient, if zero_grad does not free it
@@ -177,6 +177,7 @@ class SimulatedRun:
         self.length = 0  # its sequence length
         self.reference_engine: Engine | None = None  # of a model that scores each micro-batch of the policy
         self.references: dict[int, MicroBatch] = {}  # the reference model's micro-batches by sequence length
+        self.scored: list[int] = []  # output of the reference model, if a variable still references it
         # The micro-batches by whether gradients exist before them, and by sequence length.
         self.kinds: dict[tuple[bool, int], MicroBatch] = {}
         self.steady_step: RecordedRequests | None = None  # the optimizer step, for all steps but the first
@@ -362,7 +363,8 @@ class SimulatedRun:
         engine.begin_evaluation()
         batch.forward()
         batch.loss()
-        batch.release()
+        self.requests.drop(self.scored)
+        self.scored = batch.release(keeps_output=run.training.logits_until == "step")
         engine.after_evaluation()
 
     def _generate(self) -> None:

@@ -20,7 +20,7 @@ WeightDtype = Literal["bf16", "fp16"]
 Recipe = Literal["fp32", "fp32-main", "amp", "pure", "mixed-16", "mixed-18", "mixed-20"]
 Implementation = Literal["plain", "huggingface", "megatron", "torchtitan"]
 Attention = Literal["eager", "flash", "memory-efficient", "math"]
-Loss = Literal["materialized", "chunked", "fused", "tiled", "vocab-parallel", "selective"]
+Loss = Literal["materialized", "chunked", "fused", "tiled", "vocab-parallel", "selective", "gathered"]
 PaddingMask = Literal["none", "boolean", "additive"]
 TOKENWISE = ("chunked", "fused", "tiled")  # losses that read the LM head's weight, and never have all logits
 LossShift = Literal["labels", "logits"]
@@ -61,6 +61,11 @@ class TrainingSpec(ConfigBlock):
     )
     reference_model: bool = Field(
         False, description="a frozen copy of the model in addition, in the dtype of its weights (preference training)"
+    )
+    reference_logits_until: Literal["loss", "step"] = Field(
+        "loss",
+        description="when the logits of the reference, or of the policy without its adapters, are released: loss: with "
+        "their log-probabilities | step: when those of the next micro-batch exist (torchtune with adapters)",
     )
     evaluation_batch_size: Size | None = Field(
         None, description="sequences of an evaluation's forward pass between steps; default: no evaluation"
@@ -184,7 +189,8 @@ class TrainingSpec(ConfigBlock):
         "materialized",
         description="how logits and loss are computed: whole, in chunks, fused, or sharded over the vocabulary; with "
         "implementation megatron fused is Transformer Engine's, on logits that it overwrites; selective is axolotl's "
-        "kernel for the log-probabilities of labels, with pairs",
+        "kernel for the log-probabilities of labels, with pairs; gathered takes these from log_softmax of all logits "
+        "(torchtune's preference training)",
     )
     loss_chunks: Annotated[int, Field(gt=0, le=1024)] = Field(
         8, description="number of chunks of the tokens in a chunked loss"

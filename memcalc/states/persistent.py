@@ -62,9 +62,23 @@ def logits_of_the_step_before(spec: Spec, stage: Stage) -> list[RowDraft]:
     """
     training = spec.training
     whole = training.loss not in TOKENWISE or not training.loss_recompute
-    if training.logits_until != "step" or not whole or not stage.has_head or spec.model.num_labels:
+    if not whole or not stage.has_head or spec.model.num_labels:
         return []
-    passes = ("forward", "loss") if returns_loss(spec) else ("forward",)
+    found = []
+    if training.logits_until == "step":
+        passes = ("forward", "loss") if returns_loss(spec) else ("forward",)
+        citation = "a variable of the training loop, until it is assigned again"
+        found.append(_logits_before(spec, passes, "logits of the micro-batch before", citation))
+    if training.reference_logits_until == "step":
+        citation = "torchtune 0.6.1 recipes/lora_dpo_single_device.py: the variable `_`, until it is assigned again"
+        name = "logits of the reference, of the micro-batch before"
+        found.append(_logits_before(spec, ("forward", "loss"), name, citation))
+    return found
+
+
+def _logits_before(spec: Spec, passes: tuple[str, ...], name: str, citation: str) -> RowDraft:
+    """Return logits of the micro-batch before, which are live until the end of these passes."""
+    training = spec.training
     passing = (f"{each}_2" for each in passes)
     mask = mask_of("optimizer_step_1", "zero_grad_2", *passing, "optimizer_step_2", EVALUATION)
     if training.gradient_accumulation_steps > 1:
@@ -74,9 +88,8 @@ def logits_of_the_step_before(spec: Spec, stage: Stage) -> list[RowDraft]:
     shape = (training.sequences, training.row_length // spec.parallelism.context_parallel, vocabulary)
     size = DTYPE_BYTES[dtype]
     each = size * shape[0] * shape[1] * shape[2]
-    kind, citation = Component.LOGITS_AND_LOSS, "a variable of the training loop, until it is assigned again"
-    name, formula = "logits of the micro-batch before", f"{size}·b·s·V"
-    return [RowDraft(kind, "head", name, shape, dtype, 1, each, rounded(each), mask, formula, citation)]
+    given = (each, rounded(each), mask, f"{size}·b·s·V", citation)
+    return RowDraft(Component.LOGITS_AND_LOSS, "head", name, shape, dtype, 1, *given)
 
 
 def returns_loss(spec: Spec) -> bool:
