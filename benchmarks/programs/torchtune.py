@@ -17,7 +17,20 @@ PREFERENCE_LOSSES = (
     {"_component_": "torchtune.rlhf.loss.DPOLoss", "beta": 0.05},
     {"_component_": "torchtune.rlhf.loss.RSOLoss", "gamma": 0.1},
 )
-DIVERGENCES = ("ForwardKLWithChunkedOutputLoss",)
+CHUNKED = "CEWithChunkedOutputLoss"
+# The losses of distillation: of tokens, and of the student's logits. The recipe for one GPU wants both in chunks, or
+# neither; that for several GPUs compares logits of different shapes without chunks.
+DISTILLATION_LOSSES = (
+    (f"torchtune.modules.loss.{CHUNKED}", "ForwardKLWithChunkedOutputLoss"),
+    (f"torchtune.modules.loss.{CHUNKED}", "ReverseKLWithChunkedOutputLoss"),
+    (f"torchtune.modules.loss.{CHUNKED}", "ForwardKLWithChunkedOutputLoss"),
+    (f"torchtune.modules.loss.{CHUNKED}", "SymmetricKLWithChunkedOutputLoss"),
+    ("torch.nn.CrossEntropyLoss", "ForwardKLLoss"),
+)
+SCHEDULE = {
+    "_component_": "torchtune.training.lr_schedulers.get_cosine_schedule_with_warmup",
+    "num_warmup_steps": 100,
+}
 ATTENTION = (["q_proj", "v_proj", "output_proj"], ["q_proj", "v_proj"], ["q_proj", "k_proj", "v_proj", "output_proj"])
 
 
@@ -45,10 +58,21 @@ def draw_program(draw: Draw) -> Program:
 
 def draw_dpo(draw: Draw) -> Program:
     """Preference training of adapters: the policy without its adapters is the reference."""
-    adapters = draw.of("adapters", ("lora", "qlora", "lora"))
+    return dpo(draw, draw.of("adapters", ("lora", "qlora", "lora")))
+
+
+def draw_sharded_dpo(draw: Draw) -> Program:
+    """Preference training on two GPUs, of adapters or of a whole model with a reference model."""
+    return dpo(draw, draw.of("adapters", ("full", "lora")), gpus=2)
+
+
+def dpo(draw: Draw, adapters: str, *, gpus: int = 1) -> Program:
+    """Preference training; a whole model is trained by the recipe for several GPUs alone."""
     hub_id, builder = draw.of("model", MODELS)
+    of_reference = {"ref_checkpointer": checkpointer(hub_id), "lr_scheduler": SCHEDULE} if adapters == "full" else {}
     fields = {
         **fields_of(draw, model_of(draw, adapters, builder), hub_id, draw.of("length", (512, 1024, 256)), adapters),
+        **of_reference,
         "dataset": {
             "_component_": "torchtune.datasets.preference_dataset",
             "source": "data",
@@ -60,24 +84,36 @@ def draw_dpo(draw: Draw) -> Program:
         "dtype": draw.of("dtype", ("bf16", "bf16", "fp32", "bf16")) if adapters == "lora" else "bf16",
     }
     settings = ("variable_lengths=false",)  # the chosen answers are longer than the longest sequence
-    return program(draw, "lora_dpo_single_device", fields, (hub_id,), data="conversations", settings=settings)
+    recipe = f"{'full' if adapters == 'full' else 'lora'}_dpo_{'distributed' if gpus > 1 else 'single_device'}"
+    return program(draw, recipe, fields, (hub_id,), data="conversations", settings=settings, gpus=gpus)
 
 
 def draw_distillation(draw: Draw) -> Program:
     """Distillation: adapters of a student learn the logits of a frozen teacher."""
-    adapters = draw.of("adapters", ("lora", "qlora", "lora"))
+    return distillation(draw, draw.of("adapters", ("lora", "qlora", "lora")))
+
+
+def draw_sharded_distillation(draw: Draw) -> Program:
+    """Distillation on two GPUs, which shard both models."""
+    return distillation(draw, "lora", gpus=2)
+
+
+def distillation(draw: Draw, adapters: str, *, gpus: int = 1) -> Program:
+    """Distillation into adapters."""
     hub_id, builder = draw.of("model", MODELS)
     of_teacher, its_builder = draw.of("teacher", MODELS)
     chunks = draw.of("chunks", (None, None, 4, 16))
-    chunked = {} if chunks is None else {"num_output_chunks": chunks}
+    losses = [each for each in DISTILLATION_LOSSES if gpus == 1 or CHUNKED in each[0]]
+    loss, divergence = draw.of("losses", losses)
+    chunked = {"num_output_chunks": chunks} if chunks is not None and CHUNKED in loss else {}
     fields = {
         **fields_of(draw, model_of(draw, adapters, builder), hub_id, draw.of("length", (512, 1024, 2048)), adapters),
         "teacher_model": {"_component_": f"torchtune.models.llama3_2.{its_builder}"},
         "teacher_checkpointer": checkpointer(of_teacher),
         "dataset": alpaca(packed=False),
         "batch_size": draw.of("batch", (2, 4, 1)),
-        "loss": {"_component_": "torchtune.modules.loss.CEWithChunkedOutputLoss", **chunked},
-        "kd_loss": {"_component_": f"torchtune.modules.loss.{draw.of('divergence', DIVERGENCES)}", **chunked},
+        "loss": {"_component_": loss, **chunked},
+        "kd_loss": {"_component_": f"torchtune.modules.loss.{divergence}", **chunked},
         "kd_ratio": 0.5,
         "gradient_accumulation_steps": draw.of("accumulation", (1, 4)),
         "clip_grad_norm": draw.of("clipping", (None, 1.0)),
@@ -86,7 +122,8 @@ def draw_distillation(draw: Draw) -> Program:
     models = tuple(dict.fromkeys((hub_id, of_teacher)))
     data = draw.of("data", ("long-alpaca", "alpaca"))
     settings = ("variable_lengths=false",) if data == "long-alpaca" else ()
-    return program(draw, "knowledge_distillation_single_device", fields, models, data=data, settings=settings)
+    recipe = f"knowledge_distillation_{'distributed' if gpus > 1 else 'single_device'}"
+    return program(draw, recipe, fields, models, data=data, settings=settings, gpus=gpus)
 
 
 def model_of(draw: Draw, adapters: str, builder: str) -> dict[str, Any]:
@@ -133,10 +170,7 @@ def fields_of(draw: Draw, model: Mapping[str, Any], hub_id: str, length: int, ad
         "enable_activation_offloading": False,
     }
     if adapters != "full":
-        fields["lr_scheduler"] = {
-            "_component_": "torchtune.training.lr_schedulers.get_cosine_schedule_with_warmup",
-            "num_warmup_steps": 100,
-        }
+        fields["lr_scheduler"] = SCHEDULE
         fields["save_adapter_weights_only"] = False
     return fields
 
@@ -160,14 +194,24 @@ def alpaca(*, packed: bool) -> dict[str, Any]:
 
 
 def program(
-    draw: Draw, recipe: str, fields: Mapping[str, Any], models: tuple[str, ...], *, data: str, **more: Any
+    draw: Draw,
+    recipe: str,
+    fields: Mapping[str, Any],
+    models: tuple[str, ...],
+    *,
+    data: str,
+    settings: tuple[str, ...] = (),
+    gpus: int = 1,
 ) -> Program:
     """`tune run RECIPE --config config.yaml`."""
+    launched = f"--nproc_per_node {gpus} " if gpus > 1 else ""
+    ranks = (f"data_parallel={gpus}",) if gpus > 1 else ()
     return Program(
         files={FILE: dumped_yaml(fields)},
-        command=f"tune run {recipe} --config {FILE}",
+        command=f"tune run {launched}{recipe} --config {FILE}",
         card=draw.of("card", CARDS),
-        sized=Sized(FILE, more.get("settings", ()), framework="torchtune"),
+        gpus=gpus,
+        sized=Sized(FILE, (*settings, *ranks), framework="torchtune"),
         models=models,
         data=data,
         checkpoint=TORCHTUNE,
@@ -178,5 +222,7 @@ def program(
 FAMILIES = (
     Family("torchtune", TUNE, draw_program),
     Family("torchtune-dpo", TUNE, draw_dpo),
+    Family("torchtune-dpo-fsdp", TUNE, draw_sharded_dpo),
     Family("torchtune-kd", TUNE, draw_distillation),
+    Family("torchtune-kd-fsdp", TUNE, draw_sharded_distillation),
 )

@@ -110,6 +110,8 @@ def _copy_bytes(spec: Spec, width: int) -> int:
 def _training(spec: Spec) -> Iterator[tuple[str, bool]]:
     training, model = spec.training, spec.model
     yield from _parallel(spec)
+    if training.teacher is not None:
+        yield from _teacher(spec)
     if model.mla is not None and training.implementation != "megatron":
         yield "latent attention was not compared with a run yet", False
     if training.attention == "eager" and takes_math_kernel(
@@ -133,6 +135,13 @@ def _training(spec: Spec) -> Iterator[tuple[str, bool]]:
         yield what, False
     if communication_library_bytes(spec):
         yield "buffers of the communication library are planning defaults, not measurements of this cluster", False
+
+
+def _teacher(spec: Spec) -> Iterator[tuple[str, bool]]:
+    if spec.training.evaluation_batch_size is not None:
+        yield "the teacher in evaluations", True
+    if spec.parallelism.weights_on_host:  # host memory, not GPU memory
+        yield "the teacher's weights in host memory", False
 
 
 def _kernels(model: ModelSpec) -> Iterator[tuple[str, bool]]:

@@ -46,5 +46,6 @@ def _place_pairs(draft: Draft) -> None:
     draft.default("training.loss", "gathered")
     if (draft.given("training.finetune") or "full") == "full":
         draft.default("training.reference_model", True)
+        draft.default("training.scored_apart", True)
     else:
         draft.default("training.reference_logits_until", "step")

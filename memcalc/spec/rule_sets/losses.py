@@ -89,6 +89,19 @@ def _pairs(spec: Spec) -> Iterator[Violation]:
             "loss = gathered is of pairs of sequences.",
             "Set pairs: true, or loss: materialized.",
         )
+    if training.loss != "gathered" and training.scored_apart:
+        yield Violation(
+            ("training", "scored_apart"),
+            f"scored_apart = true needs loss = gathered, not {training.loss}.",
+            "Set loss: gathered, or leave scored_apart out.",
+        )
+    reference = training.reference_model or training.lora is not None
+    if training.reference_logits_until == "step" and not (training.loss == "gathered" and reference):
+        yield Violation(
+            ("training", "reference_logits_until"),
+            "reference_logits_until = step needs loss = gathered, and a reference model or adapters.",
+            "Leave reference_logits_until out.",
+        )
     if training.loss == "gathered" and (parallelism.tensor_parallel > 1 or parallelism.context_parallel > 1):
         yield Violation(
             ("training", "loss"),
