@@ -12,6 +12,13 @@ from benchmarks.programs.program import STEPS, Draw, Family, Program, Sized, dum
 
 FILE = "config.yaml"
 MODELS = (("meta-llama/Llama-3.2-1B", "llama3_2_1b"), ("meta-llama/Llama-3.2-3B", "llama3_2_3b"))
+ORDER = (  # of a file of the recipes for fine-tuning
+    *("output_dir", "model", "tokenizer", "checkpointer", "resume_from_checkpoint", "dataset", "seed", "shuffle"),
+    *("batch_size", "optimizer", "optimizer_in_bwd", "loss", "epochs", "max_steps_per_epoch"),
+    *("gradient_accumulation_steps", "clip_grad_norm", "compile", "metric_logger", "log_every_n_steps"),
+    *("log_peak_memory_stats", "device", "dtype", "enable_activation_checkpointing", "enable_activation_offloading"),
+    *("lr_scheduler", "save_adapter_weights_only"),
+)
 PREFERENCE_LOSSES = (
     {"_component_": "torchtune.rlhf.loss.DPOLoss", "beta": 0.1, "label_smoothing": 0},
     {"_component_": "torchtune.rlhf.loss.DPOLoss", "beta": 0.05},
@@ -52,6 +59,7 @@ def draw_program(draw: Draw) -> Program:
     }
     if adapters != "full":
         fields.pop("optimizer_in_bwd")
+    fields = {name: fields[name] for name in ORDER if name in fields}
     recipe = "full_finetune_single_device" if adapters == "full" else "lora_finetune_single_device"
     return program(draw, recipe, fields, (hub_id,), data="alpaca")
 
