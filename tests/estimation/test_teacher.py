@@ -109,6 +109,22 @@ def test_under_deepspeed_the_order_of_requests_is_not_known() -> None:
     assert result.replayed.confidence == "formula"
 
 
+@pytest.mark.parametrize(
+    ("words", "stay"),
+    [
+        (("fsdp.reshard_root=true",), False),
+        (("fsdp.reshard_root=true", "torch_version=v2.7"), True),  # PyTorch before 2.8 ignores it for the root
+        (("zero_stage=2",), True),
+        ((), True),
+    ],
+)
+def test_units_that_no_backward_reshards_are_a_limit(words: tuple[str, ...], stay: bool) -> None:
+    result = estimate("data_parallel=2", "zero_stage=3", "engine=fsdp2", *words)
+
+    limits = {limit.feature for limit in result.limits if limit.holds_memory}
+    assert limits == ({"units of the second model that stay gathered between its forward passes"} if stay else set())
+
+
 def test_an_evaluation_lacks_the_teacher() -> None:
     limits = {limit.feature: limit.holds_memory for limit in estimate("evaluation_batch_size=1").limits}
 
