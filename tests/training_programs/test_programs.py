@@ -153,7 +153,7 @@ BARS = {
     "torchtune-dpo": (0.1, 0.2),
     "torchtune-dpo-fsdp": (0.4, 0.2),
     "torchtune-kd": (0.2, 0.2),
-    "torchtune-kd-fsdp": (0.3, 0.1),
+    "torchtune-kd-fsdp": (0.4, 0.1),
     "megatron": (0.1, 0.1),
     "trainer-5-deepspeed": (0.1, 0.1),
     "trainer-5-zero": (0.2, 0.1),
