@@ -62,6 +62,7 @@ def make_data(folder: Path) -> None:
     texts: long documents; every sequence is as long as the program lets it be.
     mixed: half of them long, half short, in turn shuffled: most batches have one of each, and are padded.
     pairs, chats, prompts, ...: the same two lengths in the columns that preference training and others read.
+    conversations, long-alpaca: the long texts, as conversations of which one is chosen, and as answers.
     """
     rng = random.Random(0)
     long = [_text(rng, LONG) for _ in range(ROWS // 4)] * 4
@@ -80,12 +81,24 @@ def make_data(folder: Path) -> None:
         whole = [_text(rng, length - PROMPT - 2) for _ in range(ROWS // 4)] * 4  # a blank before, an end behind
         halves = [text[: len(text) // (1 + number % 2)] for number, text in enumerate(whole)]
         _write(folder / f"pairs-{length}", _pairs(prompts, whole, halves))
+    _write(folder / "conversations", _conversations(prompts, long, mixed))
+    _write(folder / "long-alpaca", _instructions(prompts, long))
 
 
 def _pairs(prompts: list[str], chosen: list[str], rejected: list[str]) -> Iterable[dict[str, str]]:
     """Columns of preference data."""
     rows = zip(prompts, chosen, rejected, strict=False)
     return ({"prompt": p, "chosen": f" {one}", "rejected": f" {two}"} for p, one, two in rows)
+
+
+def _conversations(prompts: list[str], chosen: list[str], rejected: list[str]) -> Iterable[dict[str, Any]]:
+    """Columns of preference data, each a whole conversation."""
+
+    def told(prompt: str, answer: str) -> list[dict[str, str]]:
+        return [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
+
+    rows = zip(prompts, chosen, rejected, strict=False)
+    return ({"chosen": told(p, one), "rejected": told(p, two)} for p, one, two in rows)
 
 
 def _instructions(prompts: list[str], answers: list[str]) -> Iterable[dict[str, str]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from memcalc.architectures.structure import BlockStructure
 from memcalc.architectures.tensor_parallel import TensorParallelOps
 from memcalc.operators import Operators
-from memcalc.programs.tape import Tensor
+from memcalc.programs.tape import Shape, Tensor
 from memcalc.spec.training import TOKENWISE
 
 
@@ -37,20 +37,7 @@ def write_loss(
     vocabulary = "V/t" if c.split else "V"
     tape.begin_head()
     if c.loss == "chunked" and not c.recomputes_loss:
-        dtype = "fp32" if c.fp32_output else ""
-        shape, chunks = (vocabulary, width), c.loss_chunks
-        if not c.chunks_head:
-            logits = ops.linear(x, "lm_head", shape, ("b", "s", vocabulary), bias=c.lm_head_bias, tied=c.tied)
-            logits = ops.cast(logits, dtype or logits.dtype, "logits in fp32")
-            _name(ops, c, logits)
-            tape.end_forward()
-            ops.cross_entropy_by_chunk(ops.chunks_of_logits(logits, chunks))
-            return
-        parts = ops.logits_by_chunk(x, shape, chunks, bias=c.lm_head_bias, tied=c.tied, dtype=dtype)
-        for part in parts:
-            _name(ops, c, part)
-        tape.end_forward()
-        ops.cross_entropy_by_chunk(parts)
+        _of_chunks(ops, c, x, (vocabulary, width))
         return
     if c.loss in TOKENWISE:
         _name(ops, c, x)  # the step's variable references the hidden state instead of logits
@@ -79,6 +66,27 @@ def write_loss(
     _loss_of(ops, c, logits, fp32_logits=fp32_logits)
 
 
+def _of_chunks(ops: Operators, c: BlockStructure, x: Tensor, shape: Shape) -> None:
+    """Write LM head and loss, chunk by chunk; `shape`: that of the LM head's weight."""
+    tape, dtype, chunks = ops.tape, "fp32" if c.fp32_output else "", c.loss_chunks
+    if not c.chunks_head:
+        logits = ops.linear(x, "lm_head", shape, ("b", "s", shape[0]), bias=c.lm_head_bias, tied=c.tied)
+        logits = ops.cast(logits, dtype or logits.dtype, "logits in fp32")
+        _name(ops, c, logits)
+        tape.end_forward()
+        ops.cross_entropy_by_chunk(ops.chunks_of_logits(logits, chunks))
+        return
+    parts = ops.logits_by_chunk(x, shape, chunks, bias=c.lm_head_bias, tied=c.tied, dtype=dtype)
+    for part in parts:
+        _name(ops, c, part)
+    tape.end_forward()
+    if c.divergence:
+        divergence = ops.divergence(ops.rows_of(parts), c.divergence, c.teacher_logits)
+        ops.add_losses(divergence, ops.cross_entropy_by_chunk(ops.rows_of(parts)))
+        return
+    ops.cross_entropy_by_chunk(parts)
+
+
 def _score(ops: Operators, c: BlockStructure, x: Tensor, width: str) -> None:
     """transformers modeling_layers.py, GenericForSequenceClassification: scores of all tokens, of which one is used.
 
@@ -94,8 +102,16 @@ def _score(ops: Operators, c: BlockStructure, x: Tensor, width: str) -> None:
 
 def _loss_of(ops: Operators, c: BlockStructure, logits: Tensor, *, fp32_logits: bool) -> None:
     """Write the loss of all logits."""
+    if c.divergence:
+        divergence = ops.divergence(ops.rows_of((logits,)), c.divergence, c.teacher_logits)
+        (rows,) = ops.rows_of((logits,))
+        ops.add_losses(divergence, ops.cross_entropy(ops.cast(rows, "fp32", "logits in fp32")))
+        return
     if c.loss == "selective":
         ops.tape.hold(ops.selective_log_softmax(logits))
+        return
+    if c.loss == "gathered":
+        ops.tape.hold(ops.gathered_log_softmax(logits, apart=c.scores_apart))
         return
     if not c.upcasts_logits:
         ops.cross_entropy(logits, dtype="fp32" if c.autocast else logits.dtype)

@@ -9,6 +9,7 @@ from memcalc.layout.adapters import Adapters, adapters_of, loss_gathers_head, re
 from memcalc.layout.sequence_sharding import has_ring_attention
 from memcalc.layout.spec_cache import cached_by_spec
 from memcalc.layout.stages import LayerModules, recomputed_windows
+from memcalc.layout.teacher import teacher_run
 from memcalc.layout.weight_layout import split_by_dtensor, table_gradient_is_unsharded
 from memcalc.operators.base import wider
 from memcalc.operators.float8 import Float8
@@ -160,6 +161,9 @@ class BlockStructure(NamedTuple):
     linear: bool = False  # this layer has linear attention
     grouped_linear: bool = False  # linear attention with fewer key heads than value heads
     full_heads: bool = False  # this layer has the heads of `full_attention`
+    scores_apart: bool = False  # chosen and rejected sequences have a loss each
+    divergence: str = ""  # `training.divergence` of a run with a teacher
+    teacher_logits: str = ""  # dtype of the teacher's logits
     full_grouped: bool = False  # as `grouped`, for layers with `full_heads`
     full_single_key_head: bool = False  # as `single_key_head`, for layers with `full_heads`
     full_attention: str = ""  # the attention kernel of layers with `full_heads`
@@ -234,6 +238,12 @@ class BlockStructure(NamedTuple):
         """Whether the LM head's weight gradient is a view of one matmul, not a sum, nor a fused loss's tensor."""
         whole = self.loss not in TOKENWISE or (self.loss == "chunked" and self.loss_chunks == 1)
         return whole and not self.replaced_linears
+
+
+def _teacher_logits(spec: Spec) -> str:
+    if spec.training.teacher is None:
+        return ""
+    return "fp32" if spec.training.logits_dtype == "fp32" else teacher_run(spec).training.dtype
 
 
 @cached_by_spec
@@ -342,6 +352,9 @@ def block_structure(spec: Spec) -> BlockStructure:
         classifies=model.num_labels > 0,
         padding_mask=_padding_mask(spec),
         fp32_modules=training.fp32_modules,
+        scores_apart=training.scored_apart,
+        divergence="" if training.teacher is None else training.divergence,
+        teacher_logits=_teacher_logits(spec),
         windows=windows,
         has_full_attention=has_full_attention,
         recomputed_windows=windows_again,

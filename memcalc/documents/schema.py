@@ -22,6 +22,7 @@ from memcalc.documents.result import Document, SourcesDocument
 from memcalc.documents.sweep import SweepDocument
 from memcalc.documents.timeline import TimelineDocument
 from memcalc.spec.fields import BLOCKS, HOME, MODEL_SOURCES, NESTED, SYMBOLS
+from memcalc.spec.loading import TEACHER
 from memcalc.spec.recipes import ALIASES
 
 # A document has the keys of its type and no others; these hold for the dictionaries inside it, too.
@@ -68,6 +69,8 @@ def config_schema() -> dict[str, Any]:
         blocks[HOME[name]]["properties"][name] = {"anyOf": [inner, {"type": "null"}]}
     sources = {name: _text(words) for name, words in _SOURCES.items()}
     blocks["model"]["properties"] |= sources
+    teacher = blocks["training"]["properties"][TEACHER]
+    teacher["anyOf"] = [{"type": "string"}, blocks["model"], {"type": "null"}]
     names_model = [{"required": [name]} for name in MODEL_SOURCES]
     sizes = {"allOf": [{"anyOf": [{"required": [name]} for name in _spellings(size)]} for size in _SIZES]}
     return {

@@ -12,6 +12,7 @@ from memcalc.estimation.transient import transient_rows
 from memcalc.layout.parameters import buffer_elements
 from memcalc.layout.peft_parameters import all_parameters, trainable_parameters
 from memcalc.layout.stages import Stage, stages_of
+from memcalc.layout.teacher import teacher_run
 from memcalc.ledger.ledger import Ledger
 from memcalc.ledger.result import DeviceMemory, OutsideMemory, RankResult, Result, known
 from memcalc.ledger.row_drafts import PHASES, run_phases
@@ -41,6 +42,8 @@ def estimate(spec: Spec, played: AllocatorOverhead | None = None) -> Result:
 
         return generation(spec, played)
     reject_without_formulas(spec)
+    if spec.training.teacher is not None:
+        reject_without_formulas(teacher_run(spec))
     refuse_settings(spec)
     gpu = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
     ranks = [rank_result(spec, stage, gpu, played and played.of(stage.index)) for stage in stages_of(spec)]

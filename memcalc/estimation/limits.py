@@ -23,6 +23,7 @@ from memcalc.spec.model_families.conversion import family_omissions
 from memcalc.spec.spec import Spec
 from memcalc.spec.towers import masks_given_images, tower_trains
 from memcalc.spec.training import LIGER_FAMILIES
+from memcalc.states.state_options import state_options
 
 # features that no config states
 TRAINING = (
@@ -50,6 +51,7 @@ FP8_OMISSIONS = {
     False: "torch.compile's fusion of torchao's FP8 casts: those of eager execution are counted",
     True: "FP8 matmuls were modelled from Transformer Engine's source and not compared with a run",
 }
+FULLY_SHARDED = 3  # the ZeRO stage of FSDP2's reshard_after_forward=True
 IMBALANCE = "experts that get more tokens than others: routing is assumed to be balanced"
 
 
@@ -111,6 +113,7 @@ def _copy_bytes(spec: Spec, width: int) -> int:
 def _training(spec: Spec) -> Iterator[tuple[str, bool]]:
     training, model = spec.training, spec.model
     yield from _parallel(spec)
+    yield from _frozen_model(spec)
     if model.mla is not None and training.implementation != "megatron":
         yield "latent attention was not compared with a run yet", False
     if training.attention == "eager" and takes_math_kernel(
@@ -134,6 +137,19 @@ def _training(spec: Spec) -> Iterator[tuple[str, bool]]:
         yield what, False
     if communication_library_bytes(spec):
         yield "buffers of the communication library are planning defaults, not measurements of this cluster", False
+
+
+def _frozen_model(spec: Spec) -> Iterator[tuple[str, bool]]:
+    """Yield limits of a teacher, and of a second model under FSDP2: no backward reshards what its forward does not."""
+    training, parallelism = spec.training, spec.parallelism
+    if training.teacher is not None and training.evaluation_batch_size is not None:
+        yield "the teacher in evaluations", True
+    if training.teacher is not None and parallelism.weights_on_host:  # host memory, not GPU memory
+        yield "the teacher's weights in host memory", False
+    has_own_units = training.teacher is not None or (training.reference_model and training.framework == "torchtune")
+    reshards = parallelism.zero_stage == FULLY_SHARDED and state_options(spec).reshards_root
+    if has_own_units and parallelism.engine == "fsdp2" and parallelism.shards > 1 and not reshards:
+        yield "units of the second model that stay gathered between its forward passes", True
 
 
 def _kernels(model: ModelSpec) -> Iterator[tuple[str, bool]]:

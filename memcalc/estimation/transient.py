@@ -19,7 +19,7 @@ from memcalc.spec.hardware.gpus import GpuSpec
 from memcalc.spec.spec import Spec
 from memcalc.states.communication_buffers import communication_buffers
 from memcalc.states.model_states import state_totals
-from memcalc.states.persistent import persistent_rows
+from memcalc.states.persistent import buffers_of_teacher, persistent_rows
 from memcalc.states.upcast_weights import upcast_weights
 
 
@@ -114,7 +114,8 @@ def _known_peaks(spec: Spec) -> dict[tuple[Stage, GpuSpec | None], list[tuple[in
 
 def persistent_items(spec: Spec, stage: Stage, gpu: GpuSpec | None) -> list[RowDraft]:
     """Return the persistent items other than model states."""
-    persistent = (*persistent_rows(spec, stage, gpu), *first_workspace(spec, stage, gpu))
+    held = (*persistent_rows(spec, stage, gpu), *buffers_of_teacher(spec))
+    persistent = (*held, *first_workspace(spec, stage, gpu))
     return [*communication_buffers(spec, stage), *upcast_weights(spec, stage), *persistent]
 
 

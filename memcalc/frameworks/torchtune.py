@@ -5,6 +5,7 @@ from __future__ import annotations
 from memcalc.frameworks.draft import Draft
 
 CHUNKS = 8  # modules/loss/ce_chunked_output_loss.py: the default of num_output_chunks
+_PREFERENCES = ("DPOLoss", "RSOLoss")
 _CHUNKED = ("CEWithChunkedOutputLoss", "LinearCrossEntropyLoss")
 
 
@@ -28,5 +29,23 @@ def place_torchtune(draft: Draft) -> None:
         draft.default("training.loss", "chunked")
         draft.default("training.loss_recompute", False)
         draft.default("training.loss_chunks", chunks if type(chunks) is int else CHUNKS)
-    elif component == "CrossEntropyLoss" and half:
+    elif component in ("CrossEntropyLoss", *_PREFERENCES) and half:
         draft.default("training.logits_dtype", "fp32")
+    if component in _PREFERENCES:
+        _place_pairs(draft)
+
+
+def _place_pairs(draft: Draft) -> None:
+    """Set the fields of preference training (recipes/lora_dpo_single_device.py, recipes/full_dpo_distributed.py).
+
+    Chosen and rejected sequences are in one forward. The policy scores them again without its adapters, and the
+    variable `_` references the logits of the rejected ones, hence all, until it is assigned again; or a second model in
+    the dtype of the policy does, where its logits are deleted.
+    """
+    draft.default("training.pairs", True)
+    draft.default("training.loss", "gathered")
+    if (draft.given("training.finetune") or "full") == "full":
+        draft.default("training.reference_model", True)
+        draft.default("training.scored_apart", True)
+    else:
+        draft.default("training.reference_logits_until", "step")

@@ -54,12 +54,20 @@ FIELDS: dict[str, Meaning] = {
     "ac_option": overcounted("checkpointing of some layers", "--set recompute= sets it"),
     "quantizer*": lacking("quantization-aware training"),
     "fake_quant*": lacking("quantization-aware training"),
-    "teacher*": lacking("a second model"),
-    "reward_and_value*": lacking("a second model"),
-    "policy_model*": lacking("a second model"),
-    "value_*": lacking("a second model"),
-    "ref_*": lacking("a second model"),
-    "kd_*": nothing("part of distillation"),
+    "teacher_model._component_": fact("teacher", "training.teacher"),
+    "teacher_model*": lacking("arguments of a teacher"),
+    "teacher_checkpointer*": nothing("loading is not estimated"),
+    "kd_loss._component_": fact("divergence", "training.divergence"),
+    "kd_loss*": nothing("loss.num_output_chunks must be the same"),
+    "kd_ratio": nothing("the weight of a loss"),
+    "policy_model._component_": fact("model", "model, training.finetune"),
+    "policy_model*": nothing("the component sets the model"),
+    "reward_and_value*": lacking("the reward model and the value model"),
+    "value_checkpointer*": nothing("loading is not estimated"),
+    "reward_checkpointer*": nothing("loading is not estimated"),
+    "ref_checkpointer*": fact("reference", "training.reference_model"),
+    "ref_policy_checkpointer*": fact("reference", "training.reference_model"),
+    "ppo_batch_size": fact("ppo_batch", "training.micro_batch_size"),
     "model.decoder_trainable": overcounted("frozen layers"),
     "model.encoder_trainable": overcounted("frozen layers"),
     "model.fusion_trainable": overcounted("frozen layers"),
@@ -116,6 +124,11 @@ _OPTIMIZERS = {
     "adamw4bit": "adam-4bit",
 }
 _PROJECTIONS = {"output_proj": "o_proj"}  # names that differ from Hugging Face's
+_DIVERGENCES = {
+    f"{kind}KL{chunked}Loss": kind.lower()
+    for kind in ("Forward", "Reverse", "Symmetric")
+    for chunked in ("", "WithChunkedOutput")
+}
 _MLP = ["gate_proj", "up_proj", "down_proj"]
 
 # "lora_llama3_1_8b": the type, the family with its version, the size and a suffix.
@@ -126,7 +139,10 @@ def _finish(draft: Draft) -> None:
     facts = draft.facts
     kind = _model(draft)
     draft.default("training.dtype", "bf16")
+    _place_batch_of_ppo(draft)
     draft.default("training.recipe", "fp32" if draft.values["training.dtype"] == "fp32" else "pure")
+    if kind is not None:
+        _adapters(draft, quantized=kind == "qlora" or facts.get("quantized") is True)
     place_torchtune(draft)
     place_rotation(draft, facts.get("rotation"))
     place_lengths(draft, packs=any(draft.facts.get(name) is True for name in ("packed", "all_packed")))
@@ -141,8 +157,6 @@ def _finish(draft: Draft) -> None:
         draft.default("training.optimizer_implementation", "fused")
     elif facts.get("fused") is False:  # torch/optim/adam.py: foreach is the default if neither is set
         draft.default("training.optimizer_implementation", "for-loop")
-    if kind is not None:
-        _adapters(draft, quantized=kind == "qlora" or facts.get("quantized") is True)
     _sharding(draft)
     # recipes/full_finetune_distributed.py: the updates of sharded parameters are not modelled
     if draft.values.get("training.optimizer_in_backward") and draft.given("parallelism.zero_stage"):
@@ -153,20 +167,45 @@ def _finish(draft: Draft) -> None:
             "torchtune 0.6.1 leaves the allocator's settings alone, and its main branch has expandable segments: "
             f"--set alloc_conf={EXPANDABLE}"
         )
+    _place_teacher(draft)
     _note_other_models(draft)
     steps = draft.given_fields.get("run_val_every_n_steps")
     note_evaluation(draft, asked=type(steps) is int and steps > 0, batch="batch_size_val")
 
 
-def _note_other_models(draft: Draft) -> None:
-    """Record the memory that preference training and per-operator checkpointing add.
+def _place_batch_of_ppo(draft: Draft) -> None:
+    """Set the sequences of one forward and backward: a part of batch_size (ppo_full_finetune_single_device.py)."""
+    size, parts = draft.facts.get("ppo_batch"), draft.given_fields.get("gradient_accumulation_steps", 1)
+    if type(size) is int and type(parts) is int and 0 < parts <= size:
+        draft.values["training.micro_batch_size"] = size // parts
 
-    recipes/full_dpo_distributed.py, ppo_full_finetune_single_device.py: the reference is a second copy of the policy in
-    the same dtype, with the same sharding; recipes with adapters have none.
+
+def _place_teacher(draft: Draft) -> None:
+    """Set the teacher of distillation, a frozen model in the dtype of the run."""
+    component = draft.facts.get("teacher")
+    if component is None:
+        return
+    preset, _ = _built_by(str(component))
+    divergence = _DIVERGENCES.get(str(draft.facts.get("divergence")).rpartition(".")[2])
+    if preset is None or divergence is None:
+        what = "the teacher" if preset is None else "the divergence from a teacher"
+        draft.limit(what, "neither its weights nor its logits are counted", holds_memory=True)
+        return
+    draft.default("training.teacher", {"preset": preset, "fused_qkv": False})
+    draft.default("training.divergence", divergence)
+
+
+def _note_other_models(draft: Draft) -> None:
+    """Record the memory that other preference training, reinforcement learning and checkpointing of layers add.
+
+    recipes/ppo_full_finetune_single_device.py: the reference is a second copy of the policy in the same dtype.
     """
-    if "DPO" in str(draft.given_fields.get("loss._component_", "")):
+    loss = str(draft.given_fields.get("loss._component_", ""))
+    if "ppo_batch" in draft.facts:
+        draft.limit("reinforcement learning", "completions are generated and scored", holds_memory=True)
+    elif loss.startswith("torchtune.rlhf.loss.") and not draft.values.get("training.pairs"):
         draft.limit("pairs of sequences", "chosen and rejected are twice the batch", holds_memory=True)
-    if {"ref_checkpointer._component_", "ref_policy_checkpointer._component_"} & draft.given_fields.keys():
+    if "reference" in draft.facts and not draft.values.get("training.reference_model"):
         draft.limit("the reference model", "a frozen copy of the policy", holds_memory=True, bytes_per_parameter=2)
     if draft.values.get("training.recompute") == "full" and {"ac_mode", "ac_option"} & draft.given_fields.keys():
         draft.limit("checkpointing of some layers", "all are counted as recomputed", holds_memory=True)
@@ -175,20 +214,24 @@ def _note_other_models(draft: Draft) -> None:
 def _model(draft: Draft) -> str | None:
     """Return the model that the component builds, and "lora" or "qlora" if it also builds adapters."""
     component = str(draft.facts.get("model", "")).rpartition(".")[2]
-    match = _COMPONENT.fullmatch(component)
-    if match is None:
-        draft.unknown_model = component
-        return None
-    family = re.sub(r"(\d)_(\d)", r"\1.\2", match[2])
-    size = re.sub(r"(\d)_(\d)", r"\1.\2", match[3]).replace("_", "-")
-    name = re.sub(r"^(llama|gemma|phi)(\d)", r"\1-\2", f"{family}-{size}")
-    preset = preset_of(name)
+    preset, kind = _built_by(component)
     if preset is not None:
         draft.values["preset"] = preset
         draft.notes.append(f"using the preset {preset} for the model {component}")
     else:
         draft.unknown_model = component
-    return match[1]
+    return kind
+
+
+def _built_by(component: str) -> tuple[str | None, str | None]:
+    """Return the preset of the model that a component builds, and "lora" or "qlora"; None: there is none."""
+    match = _COMPONENT.fullmatch(component.rpartition(".")[2])
+    if match is None:
+        return None, None
+    family = re.sub(r"(\d)_(\d)", r"\1.\2", match[2])
+    size = re.sub(r"(\d)_(\d)", r"\1.\2", match[3]).replace("_", "-")
+    name = re.sub(r"^(llama|gemma|phi)(\d)", r"\1-\2", f"{family}-{size}")
+    return preset_of(name), match[1]
 
 
 def _adapters(draft: Draft, *, quantized: bool) -> None:
@@ -214,12 +257,14 @@ def _sharding(draft: Draft) -> None:
     if {"parallelism.data_parallel"} & (draft.values.keys() | draft.overridden.keys()):
         draft.default("parallelism.zero_stage", 2 if facts.get("reshard") is False else 3)
         draft.default("parallelism.engine", "fsdp2")
+        if draft.given("parallelism.engine") == "fsdp2" and facts.get("reshard") is not False:
+            draft.default("parallelism.fsdp.reshard_root", True)
     if facts.get("offload") is True:
         place_shards(draft)
 
 
 def _recognized(data: Mapping[str, Any]) -> bool:
-    model = data.get("model")
+    model = data.get("model", data.get("policy_model"))
     trains = "optimizer" in data  # recipes that generate or evaluate do not
     return trains and isinstance(model, Mapping) and str(model.get("_component_", "")).startswith("torchtune.")
 

@@ -18,6 +18,7 @@ LINEAR_CHUNK = 64  # tokens; transformers 5.23 models/qwen3_5/modeling_qwen3_5.p
 
 MEANINGS = {
     "b": "micro-batch",
+    "b/2": "chosen or rejected sequences of a micro-batch",
     "s": "sequence length",
     "l": "layers",
     "d": "hidden size",
@@ -207,6 +208,7 @@ def symbol_values(spec: Spec, gpu: GpuSpec | None) -> dict[str, int]:
     model = weight_layout(spec.model, spec.training.implementation, parallelism.tensor_parallel)
     values = dict(model_values(model, parallelism.tensor_parallel))
     values["b"] = b
+    values["b/2"] = -(-b // 2)
     values["s"] = s
     values["s+1"] = s + 1
     values["s-1"] = s - 1

@@ -11,6 +11,7 @@ from memcalc.operators.attention import FusedAttention
 from memcalc.operators.attention_scores import AttentionScores
 from memcalc.operators.chunked_loss import ChunkedLoss
 from memcalc.operators.collectives import Collectives
+from memcalc.operators.divergence import DivergenceLoss
 from memcalc.operators.fp32_norm_weight import Fp32NormWeight
 from memcalc.operators.fp32_parameters import Fp32Parameters
 from memcalc.operators.fused_lora import FusedLora
@@ -31,6 +32,7 @@ class Operators(
     Fp32Parameters,
     FusedLora,
     ChunkedLoss,
+    DivergenceLoss,
     Norms,
     Fp32NormWeight,
     FusedAttention,

@@ -75,16 +75,17 @@ class ChunkedLoss(LoraLinear, Loss):
         self.tape.record(Node("chunks of logits", (shifted,), parts, (), (NEW,)))
         return parts
 
-    def cross_entropy_by_chunk(self, logits: tuple[Tensor, ...]) -> None:
+    def cross_entropy_by_chunk(self, logits: tuple[Tensor, ...]) -> Tensor:
         """Cross-entropy of one stored chunk at a time, each from an fp32 copy."""
-        self._sum_of(
+        return self._sum_of(
             [self.cross_entropy(self.cast(each, "fp32", "logits in fp32"), of=" of a chunk") for each in logits]
         )
 
-    def _sum_of(self, losses: list[Tensor]) -> None:
+    def _sum_of(self, losses: list[Tensor]) -> Tensor:
         total = self.tape.new("loss", (), "fp32", "sum over chunks")
         self.tape.record(Node("sum over chunks", tuple(losses), (total,), (), (SAME,) * len(losses)))
         self.tape.hold(total)
+        return total
 
     def _shared_casts(self, weight: Shape, *, bias: bool, tied: bool) -> list[Tensor]:
         """Return the casts of parameters that all chunks read from autocast's cache; none without a cache."""
@@ -231,6 +232,45 @@ class ChunkedLoss(LoraLinear, Loss):
             )
         )
         return found
+
+    def gathered_log_softmax(self, logits: Tensor, *, apart: bool) -> Tensor:
+        """The log-probabilities of labels, of all sequences or first of the chosen and then of the rejected ones."""
+        if not apart:
+            return self._scored(logits, "b")
+        tape, found = self.tape, []
+        for name in ("chosen", "rejected"):
+            half = Tensor(logits.storage, ("b/2", *logits.shape[1:]), logits.dtype, logits.grad)
+            tape.record(Node(f"logits of {name} sequences", (logits,), (half,), (), (NEW,)))
+            found.append(self._scored(half, "b/2"))
+        ratios = tape.new("log-ratios", ("b/2",), logits.dtype, "torchtune 0.6.1 rlhf/loss/dpo.py", grad=logits.grad)
+        tape.record(Node("log-ratios", tuple(found), (ratios,), (), (SAME, NEW)))
+        return ratios
+
+    def _scored(self, logits: Tensor, rows: str) -> Tensor:
+        """Gather log-probabilities from those of all logits but the last token's.
+
+        torchtune 0.6.1 rlhf/sequence_processing.py, get_batch_log_probs and logits_to_logprobs: a division by the
+        temperature copies the slice of the logits. Backward of the gather and of each slice fills zeros of the shape
+        that was read from.
+        """
+        tape, citation = self.tape, "torchtune 0.6.1 rlhf/sequence_processing.py, logits_to_logprobs"
+        shape = (rows, "s-1", "V")
+        labels = tape.store("labels of tokens with a label", shape[:2], "int64", citation)
+        counted = tape.store("whether a token has a label", shape[:2], "bool", citation)
+        tape.record(Node("labels of tokens with a label", (), (), (), (), also_allocates=(labels, counted)))
+        sliced = Tensor(logits.storage, shape, logits.dtype, logits.grad)
+        tape.record(Node("logits of tokens with a label", (logits,), (sliced,), (), (NEW,)))
+        scaled = tape.new("logits over the temperature", shape, logits.dtype, citation, grad=logits.grad)
+        tape.record(Node("division by the temperature", (sliced,), (scaled,), (), (NEW,)))
+        each = tape.new("log-probabilities", shape, logits.dtype, citation, grad=logits.grad)
+        tape.record(Node("log_softmax", (scaled,), (each,), (each.storage,), (NEW,)))
+        found = tape.new("log-probability of each token", shape[:2], logits.dtype, citation, grad=logits.grad)
+        tape.record(Node("gather", (each,), (found,), (labels,), (NEW,)))
+        masked = tape.new("log-probability of each label", shape[:2], logits.dtype, citation, grad=logits.grad)
+        tape.record(Node("product with the mask", (found,), (masked,), (counted,), (NEW,)))
+        total = tape.new("log-probability of each sequence", (rows,), logits.dtype, citation, grad=logits.grad)
+        tape.record(Node("sum over tokens", (masked,), (total,), (), (SAME,)))
+        return total
 
     def tiled_cross_entropy(self, x: Tensor, weight: Shape, held: str, *, tied: bool) -> None:
         """TRL's fused loss on tiles of logits, recomputed in backward; gradients are summed in fp32, then cast.

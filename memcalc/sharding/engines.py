@@ -79,7 +79,8 @@ def reference_engine_of(
     if not state_options(spec).shards_weights:
         return Engine(requests)
     engine = engine_of(requests, ordered, units, spec, plan)
-    engine.omit_backward()
+    if spec.training.reference_model or spec.training.lora is None:  # otherwise the policy without its adapters
+        engine.omit_backward()
     return engine
 
 

@@ -33,6 +33,7 @@ NAMES = {  # labels of units that are not layers, of their gathered parameters, 
 }
 LAYER = "a layer", "layer parameters", "P_layer"
 ALL_GATHER, REDUCE_SCATTER = 1, 2  # CUDA streams in addition to the default one (_fsdp_param_group.py, FSDPCommContext)
+REFERENCE_GATHER = 3  # that of a reference model or a teacher: each root makes its own
 
 
 def gathered_dtype(parameter: LocalParameter, options: StateOptions) -> str:
@@ -126,7 +127,9 @@ def labels_of(unit: int, parameters: Sequence[LocalParameter], options: StateOpt
 
 
 class FSDP2(Engine):
-    """One rank of FSDP2. Stage 3 is reshard_after_forward=True, stage 2 False; the root is never resharded in forward.
+    """One rank of FSDP2. Stage 3 is reshard_after_forward=True, stage 2 False.
+
+    The root is resharded after forward only if that is set for it (_fully_shard.py, auto_reshard_after_forward).
 
     Args:
         requests: the list of requests to record to.
@@ -165,6 +168,7 @@ class FSDP2(Engine):
         self.unsharded: dict[int, list[Gradient]] = {}  # unit -> sums of earlier micro-batches
         self.have_gradients = False
         self.reduces = True
+        self.gather_stream = ALL_GATHER
 
     @property
     def has_unsharded_gradients(self) -> bool:
@@ -176,6 +180,10 @@ class FSDP2(Engine):
     ) -> Sequence[tuple[LocalParameters, StateOptions]]:
         """Return the parameters updated on the device: none if shards are on the host."""
         return () if self.choice.weights_on_host else groups
+
+    def omit_backward(self) -> None:
+        """Gather on a stream apart from that of the model that trains."""
+        self.gather_stream = REFERENCE_GATHER
 
     def existing(self) -> list[int]:
         """Record the unsharded sums of earlier micro-batches, which the last one reduces."""
@@ -215,6 +223,8 @@ class FSDP2(Engine):
     def after_forward(self, unit: int) -> None:
         """Post-forward: reshard, except the tail; the root frees the last all-gather output."""
         if unit == ROOT:
+            if self.choice.reshards_root and self.choice.zero_stage > 2:
+                self.requests.drop(self.parameters.pop(unit, ()))
             self.requests.drop(self.copied)
             self.copied = []
         elif self.choice.zero_stage > 2 and not self._stays(unit) and unit in self.sizes:
@@ -304,14 +314,14 @@ class FSDP2(Engine):
     def _all_gather(self, unit: int) -> None:
         """All-gather the shards of a unit. Source: _fsdp_collectives.py, foreach_all_gather."""
         gather, labels, take = self.sizes[unit][0], self.labels[unit], self.requests.take
-        copies = [] if gather.fetched else [take(size, ALL_GATHER, labels.cast) for size in gather.copies]
+        copies = [] if gather.fetched else [take(size, self.gather_stream, labels.cast) for size in gather.copies]
         for index, size in enumerate(gather.fetched):  # _fsdp_param.py, all_gather_inputs
-            copies.append(take(size, ALL_GATHER, labels.from_host))
+            copies.append(take(size, self.gather_stream, labels.from_host))
             if gather.copies:
                 wide = copies.pop()
-                copies.append(take(gather.copies[index], ALL_GATHER, labels.cast))
+                copies.append(take(gather.copies[index], self.gather_stream, labels.cast))
                 self.requests.drop((wide,))
-        self.gathering[unit] = take(gather.output, ALL_GATHER, labels.all_gather)
+        self.gathering[unit] = take(gather.output, self.gather_stream, labels.all_gather)
         self.requests.drop(copies)
 
     def _copy_out(self, unit: int) -> int:

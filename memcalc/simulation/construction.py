@@ -11,6 +11,7 @@ from memcalc.layout.flat_parameters import module_in
 from memcalc.layout.local_parameters import LocalParameter, LocalParameters, stage_parameters
 from memcalc.layout.parameters import layer_prefixes
 from memcalc.layout.stages import Stage
+from memcalc.layout.teacher import teacher_run, teacher_stage
 from memcalc.ledger.component import Component
 from memcalc.ledger.row_drafts import RowDraft, from_phase, mask_of
 from memcalc.sharding.engine import ROOT, by_unit, is_embedding, is_output
@@ -43,8 +44,19 @@ SAMPLES_AGAIN = (2, 13)  # the torch version in which trunc_normal_ samples valu
 def built_before_training(spec: Spec, stage: Stage, options: StateOptions) -> Iterator[InitialTensors]:
     """Yield weights and buffers in the order of module construction, then the recipe's copies, and the batch.
 
-    Workspaces are allocated by the operators that need them, gradients in backward, logits in forward.
+    Workspaces are allocated by the operators that need them, gradients in backward, logits in forward. The weights and
+    buffers of a teacher follow those of the model.
     """
+    yield from _built_of_model(spec, stage, options)
+    if spec.training.teacher is not None:
+        run = teacher_run(spec)
+        for built in _built_of_model(run, teacher_stage(spec), state_options(run)):
+            weights = tuple(made for made in built.tensors if made.component is Component.WEIGHTS)
+            if weights == built.tensors:
+                yield _frozen(built)
+
+
+def _built_of_model(spec: Spec, stage: Stage, options: StateOptions) -> Iterator[InitialTensors]:
     parameters = stage_parameters(spec, stage)
     ordered = tuple(in_order(parameters, options.update.family, layer_prefixes(spec.model, stage.numbers)))
     copies = _copies_of(parameters, options)

@@ -6,6 +6,10 @@ torch/csrc/autograd/functions/utils.h, compute_requires_grad). Modules are in ev
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+from memcalc.layout.stages import Stage
+from memcalc.layout.teacher import TEACHER, teacher_run, teacher_stage
 from memcalc.spec.spec import Spec
 
 
@@ -32,15 +36,45 @@ def scored_by_reference(spec: Spec) -> bool:
     completions earlier.
     """
     training = spec.training
-    itself = training.pairs and training.loss == "selective" and training.lora is not None
+    itself = training.pairs and training.loss in ("selective", "gathered") and training.lora is not None
     return (training.reference_model or itself) and training.completion_length is None
 
 
 def reference_run(spec: Spec) -> Spec:
     """Return the run with the reference model's forward pass and loss on a micro-batch."""
     sizes = {"zero_optimization": spec.parallelism.zero_optimization.of_reference()}
-    run = spec.model_copy(update={"parallelism": spec.parallelism.model_copy(update=sizes)})
-    return _without_training(run, spec.training.micro_batch_size)
+    until = {"logits_until": spec.training.reference_logits_until}
+    changes = {
+        "parallelism": spec.parallelism.model_copy(update=sizes),
+        "training": spec.training.model_copy(update=until),
+    }
+    return _without_training(spec.model_copy(update=changes), spec.training.micro_batch_size)
+
+
+class FrozenModel(NamedTuple):
+    """A frozen model that runs on each micro-batch in addition to the one that trains.
+
+    Args:
+        run: its forward pass, and its loss if it has one.
+        chunk: its layers.
+        name: before the names of its modules in rows; "": as those of the model that trains.
+    """
+
+    run: Spec
+    chunk: Stage
+    name: str = ""
+
+
+def frozen_model(spec: Spec, chunk: Stage) -> FrozenModel | None:
+    """Return the teacher, which runs before the loss, or what scores the micro-batch after it; None without either.
+
+    Args:
+        spec: the run.
+        chunk: the chunk of the model that trains.
+    """
+    if spec.training.teacher is not None:
+        return FrozenModel(teacher_run(spec), teacher_stage(spec), f"{TEACHER}.")
+    return FrozenModel(reference_run(spec), chunk) if scored_by_reference(spec) else None
 
 
 def _without_training(spec: Spec, batch: int) -> Spec:

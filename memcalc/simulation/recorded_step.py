@@ -28,7 +28,7 @@ from memcalc.sharding.engines import (
     reference_engine_of,
     takes_gradients_over,
 )
-from memcalc.simulation.evaluation import evaluated, evaluates_between_steps, reference_run, scored_by_reference
+from memcalc.simulation.evaluation import FrozenModel, evaluated, evaluates_between_steps, frozen_model
 from memcalc.simulation.forward_backward import ForwardBackward
 from memcalc.simulation.layer_loops import LayerLoop, loops_of, of_layers
 from memcalc.simulation.plans import plan_of
@@ -43,7 +43,7 @@ from memcalc.stream.peaks import IntervalPeak, SizelessStream, StorageKind, live
 from memcalc.stream.requests import EngineTensor, NamedRounds, Requests, TensorLabel
 
 EXISTING, IN_FLIGHT = "existing", "in flight"  # labels: gradients of earlier micro-batches, others in flight
-POLICY, REFERENCE = "policy", "reference"  # the trained model, and a reference model that scores its outputs
+POLICY, FROZEN = "policy", "frozen"  # the trained model, and a reference model or a teacher
 THREADS = ("forward", "backward")  # each has a cuBLAS workspace
 MOST_RECORDED = 256  # cached steps
 
@@ -145,16 +145,24 @@ class StepRecorder:
             self.requests.drop([walk.output])  # sent; the receive buffers are counted as persistent memory
         self.requests.begin("loss")
         own = len(self.blocks)
+        kept: list[int] = []
         if self.chunk.has_head:
-            walk.loss()
-            own = len(self.blocks)
-            if scored_by_reference(self.spec):
-                self._forward_alone(reference_run(self.spec), REFERENCE)
-        of_reference = range(own, len(self.blocks))
+            other = frozen_model(self.spec, self.chunk)
+            if other is not None and other.name:
+                taught = self._begin_alone(other.run, FROZEN, other.chunk)
+                walk.loss()
+                self._end_alone(taught)
+            else:
+                walk.loss()
+                own = len(self.blocks)
+                if other is not None:
+                    kept = self._forward_alone(other.run, FROZEN)
+        of_frozen = range(own, len(self.blocks))
         self.requests.begin("backward")
         gradients += walk.backward(self._received_gradient(walk))
         walk.engine.after_last_backward(gradients)
-        return RecordedStream(SizelessStream(self.requests), tuple(self.blocks), of_reference, takes_over=takes_over)
+        self.requests.drop(kept)
+        return RecordedStream(SizelessStream(self.requests), tuple(self.blocks), of_frozen, takes_over=takes_over)
 
     def evaluation(self) -> RecordedStream:
         """Record forward and loss of a batch outside autograd, between steps."""
@@ -164,7 +172,7 @@ class StepRecorder:
         return RecordedStream(SizelessStream(self.requests), tuple(self.blocks), range(0), takes_over=False)
 
     def _walk(
-        self, spec: Spec, *, exist: bool, gradients: bool = True, model: str = POLICY
+        self, spec: Spec, *, exist: bool, gradients: bool = True, model: str = POLICY, chunk: Stage | None = None
     ) -> tuple[ForwardBackward, list[int]]:
         """Return the simulation of a micro-batch, and existing gradients that its engine takes over.
 
@@ -173,15 +181,17 @@ class StepRecorder:
             exist: whether gradients of earlier micro-batches exist.
             gradients: whether autograd is on.
             model: the model of the layers.
+            chunk: the chunk of the model; None: that of the recording.
         """
-        options, plan = state_options(spec), plan_of(spec, self.chunk)
-        layers = layers_of(spec, self.chunk, loops=self.loops, model=model)
+        chunk = self.chunk if chunk is None else chunk
+        options, plan = state_options(spec), plan_of(spec, chunk)
+        layers = layers_of(spec, chunk, loops=self.loops, model=model)
         units = by_unit(
             layers.ordered, layers.numbers, ends=options.wraps_embedding_and_head, finds_norm=options.finds_norm
         )
         if options.engine == "megatron":
             engine = Engine(self.requests)  # the buffers of Megatron-Core's modules are rows of their own
-        elif model == REFERENCE:
+        elif model == FROZEN:
             engine = reference_engine_of(self.requests, layers.of_engine, units, spec, plan)
         else:
             engine = engine_of(self.requests, layers.of_engine, units, spec, plan, self.rank)
@@ -189,7 +199,7 @@ class StepRecorder:
         existing = engine.existing() if exist else []
         parts = StageBlocks(
             spec,
-            self.chunk,
+            chunk,
             UnitSizer(),
             arriving_gradients(spec, engine, exist=exist),
             plan,
@@ -200,18 +210,28 @@ class StepRecorder:
         given = (self.requests, parts, layers.played, engine, gradient_names(spec, units), 1, threads)
         return ForwardBackward(*given, splits_workspaces=False), existing
 
-    def _forward_alone(self, spec: Spec, model: str = POLICY) -> None:
-        """Record a forward pass and its loss outside autograd."""
-        walk, _ = self._walk(spec, exist=False, gradients=False, model=model)
-        walk.engine.resume()
-        walk.engine.begin(have_gradients=False, last=True)
-        walk.forward(self._received(walk))
+    def _forward_alone(self, spec: Spec, model: str = POLICY) -> list[int]:
+        """Record a forward pass and its loss outside autograd; return storages of logits that stay referenced."""
+        walk = self._begin_alone(spec, model, self.chunk)
         if self.chunk.has_head:
             walk.loss()
         else:
             self.requests.drop([walk.output])
-        walk.release()
+        return self._end_alone(walk, keeps_output=model == FROZEN and spec.training.logits_until == "step")
+
+    def _begin_alone(self, spec: Spec, model: str, chunk: Stage) -> ForwardBackward:
+        """Record a forward pass outside autograd until the model returns its logits."""
+        walk, _ = self._walk(spec, exist=False, gradients=False, model=model, chunk=chunk)
+        walk.engine.resume()
+        walk.engine.begin(have_gradients=False, last=True)
+        walk.forward(self._received(walk))
+        return walk
+
+    def _end_alone(self, walk: ForwardBackward, *, keeps_output: bool = False) -> list[int]:
+        """Release what a forward pass outside autograd still references; return storages of logits that stay."""
+        kept = walk.release(keeps_output=keeps_output)
         walk.engine.after_evaluation()
+        return kept
 
     def _received(self, walk: ForwardBackward) -> int:
         """Allocate the input of a stage without embedding; return its storage."""
@@ -254,13 +274,13 @@ class RecordedStream(NamedTuple):
     Args:
         stream: its requests.
         blocks: the blocks that its labels name.
-        of_reference: the blocks of the reference model's forward pass.
+        of_frozen: the blocks of a reference model's or a teacher's forward pass.
         takes_over: whether an engine takes over gradients that exist before the step.
     """
 
     stream: SizelessStream
     blocks: tuple[SizedBlock, ...]
-    of_reference: range
+    of_frozen: range
     takes_over: bool
 
 
@@ -316,7 +336,7 @@ def _shifted(item: int | Segment, by: int) -> Hashable:
     return item - by if isinstance(item, int) else tuple(_shifted(inner, by) for inner in item)
 
 
-def rounds_of(chunk: Stage, layers: Layers, of_reference: Layers | None = None) -> dict[Hashable, int]:
+def rounds_of(chunk: Stage, layers: Layers, of_frozen: Layers | None = None) -> dict[Hashable, int]:
     """Return the rounds of a recording's loops in one run."""
     found: dict[Hashable, int] = {
         "in_flight": chunk.in_flight - 1,
@@ -327,8 +347,8 @@ def rounds_of(chunk: Stage, layers: Layers, of_reference: Layers | None = None) 
     for index, loop in enumerate(layers.played):
         found[POLICY, index] = loop.rounds
         found["layers in flight", index] = loop.rounds * (chunk.in_flight - 1)
-    for index, loop in enumerate(() if of_reference is None else of_reference.played):
-        found[REFERENCE, index] = loop.rounds
+    for index, loop in enumerate(() if of_frozen is None else of_frozen.played):
+        found[FROZEN, index] = loop.rounds
     return found
 
 
@@ -341,7 +361,7 @@ class RecordedPasses:
         recording: the recorded requests.
         rounds: rounds of the recording's loops.
         sizer: sizes of the run's blocks.
-        of_reference: sizes of a reference model's blocks.
+        frozen: a reference model or a teacher, and sizes of its blocks.
         workspace: the cuBLAS workspace that the first backward's first matmul allocates, if it is one of the passes.
     """
 
@@ -352,20 +372,26 @@ class RecordedPasses:
         recording: RecordedStream,
         rounds: Mapping[Hashable, int],
         sizer: ProgramSizer,
-        of_reference: ProgramSizer | None = None,
+        frozen: tuple[FrozenModel, ProgramSizer] | None = None,
         workspace: RowDraft | None = None,
     ) -> None:
         self.spec, self.chunk, self.recording, self.workspace = spec, chunk, recording, workspace
-        self.rounds = rounds
+        self.rounds, self.frozen = rounds, frozen
         self.sized = [
-            (of_reference if of_reference and number in recording.of_reference else sizer).sized(block.program)
+            (frozen[1] if frozen and number in recording.of_frozen else sizer).sized(block.program)
             for number, block in enumerate(recording.blocks)
         ]
 
     @cached_property
     def modules(self) -> list[str]:
         """The module of each block in rows."""
-        return [module_of(self.spec, self.chunk, block) for block in self.recording.blocks]
+        return [self._module_of(number, block) for number, block in enumerate(self.recording.blocks)]
+
+    def _module_of(self, number: int, block: SizedBlock) -> str:
+        if self.frozen is None or number not in self.recording.of_frozen:
+            return module_of(self.spec, self.chunk, block)
+        other = self.frozen[0]
+        return other.name + module_of(other.run, other.chunk, block)
 
     @property
     def stream(self) -> SizelessStream:
@@ -473,19 +499,19 @@ def recorded_step(
             "training.recompute",
         )
     with_workspace = workspace is not None
-    reference = reference_run(spec) if scored_by_reference(spec) else None
+    other = frozen_model(spec, chunk)
 
     def record() -> RecordedStream:
         return StepRecorder(spec, chunk, workspace=with_workspace, loops=loops, rank=rank).step(exist=exist)
 
     layers = layers_of(spec, chunk, loops=loops)
-    others = None if reference is None else layers_of(reference, chunk, loops=loops)
-    of_reference = None if reference is None or others is None else _key(reference, chunk, others, exist=False)
-    key = "step", _key(spec, chunk, layers, exist=exist), with_workspace, of_reference, rank
+    others = None if other is None else layers_of(other.run, other.chunk, loops=loops)
+    of_frozen = None if other is None or others is None else _key(other.run, other.chunk, others, exist=False)
+    key = "step", _key(spec, chunk, layers, exist=exist), with_workspace, of_frozen, rank
     recording = _recorded(RecordingInput(key, record)) if loops else record()
     rounds = rounds_of(chunk, layers, others)
-    sizer = None if reference is None else sizer_of(reference)
-    return RecordedPasses(spec, chunk, recording, rounds, sizer_of(spec), sizer, workspace)
+    frozen = None if other is None else (other, sizer_of(other.run))
+    return RecordedPasses(spec, chunk, recording, rounds, sizer_of(spec), frozen, workspace)
 
 
 def recorded_evaluation(spec: Spec, chunk: Stage, sizer_of: Callable[[Spec], ProgramSizer]) -> RecordedPasses:

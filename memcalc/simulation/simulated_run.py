@@ -17,6 +17,7 @@ from memcalc.layout.local_parameters import LocalParameter, stage_parameters
 from memcalc.layout.parameters import layer_prefixes
 from memcalc.layout.sequence_sharding import has_ring_attention
 from memcalc.layout.stages import Stage, stages_of
+from memcalc.layout.teacher import teacher_run, teacher_stage
 from memcalc.ledger.component import Component
 from memcalc.ledger.row_drafts import BIT, EVALUATION, GENERATION, PHASES, STEPS
 from memcalc.programs.sized_program import run_sizer
@@ -119,6 +120,28 @@ def simulate(spec: Spec, alloc_conf: str = "", stage: Stage | None = None, rank:
         return replay(requests, settings, torch, capacity=gpu.usable_bytes)
 
 
+class Teacher:
+    """The teacher of a simulated run.
+
+    Args:
+        spec: the run.
+        requests: where they are recorded.
+    """
+
+    def __init__(self, spec: Spec, requests: Requests) -> None:
+        self.run, self.stage = teacher_run(spec), teacher_stage(spec)
+        options = state_options(self.run)
+        prefixes = layer_prefixes(self.run.model, self.stage.numbers)
+        ordered = tuple(in_order(stage_parameters(self.run, self.stage), options.update.family, prefixes))
+        units = by_unit(
+            ordered, self.stage.numbers, ends=options.wraps_embedding_and_head, finds_norm=options.finds_norm
+        )
+        plan = items_of((), self.run.model.num_layers)
+        self.engine = reference_engine_of(requests, ordered, units, self.run, plan)
+        self.parameters = gradient_names(self.run, units)
+        self.batches: dict[int, MicroBatch] = {}  # by sequence length
+
+
 class SimulatedRun:
     """Recorder of a run's requests, phase by phase.
 
@@ -170,7 +193,7 @@ class SimulatedRun:
         self.groups: dict[Hashable, list[int]] = {}  # storages that tensors made later free
         self.weights: dict[LocalParameter, deque[int]] = {}  # storages of parameters: one of a layer for each layer
         self.gradients: list[int] = []
-        self.keeps_output = bool(logits_of_the_step_before(spec, self.stage))
+        self.keeps_output = spec.training.logits_until == "step" and bool(logits_of_the_step_before(spec, self.stage))
         self.named: list[int] = []  # output of the previous micro-batch, which a variable still references
         self.stale: list[int] = []  # gradients of the previous step
         self.remaining: list[int] = []  # the embedding's gradient, if zero_grad does not free it
@@ -178,6 +201,8 @@ class SimulatedRun:
         self.length = 0  # its sequence length
         self.reference_engine: Engine | None = None  # of a model that scores each micro-batch of the policy
         self.references: dict[int, MicroBatch] = {}  # the reference model's micro-batches by sequence length
+        self.scored: list[int] = []  # output of the reference model, if a variable still references it
+        self.teacher = None if spec.training.teacher is None else Teacher(spec, requests)
         # The micro-batches by whether gradients exist before them, and by sequence length.
         self.kinds: dict[tuple[bool, int], MicroBatch] = {}
         self.steady_step: RecordedRequests | None = None  # the optimizer step, for all steps but the first
@@ -337,15 +362,27 @@ class SimulatedRun:
         if self.engine.order_is_stale:  # the next backward has other requests
             self.kinds = {}
 
-    def _without_gradients(self, run: Spec, engine: Engine) -> MicroBatch:
-        """Return a micro-batch with a forward outside autograd."""
+    def _without_gradients(self, run: Spec, engine: Engine, teacher: Teacher | None = None) -> MicroBatch:
+        """Return a micro-batch with a forward outside autograd, of the model that trains or of its teacher."""
         arriving = gradient_policy(run, exist=False, sharded=False)
         plan = items_of((), run.model.num_layers)
-        parts = StageBlocks(run, self.stage, run_sizer(run, self.card), arriving, plan, without_gradients=True)
+        stage, parameters = (self.stage, self.parameters) if teacher is None else (teacher.stage, teacher.parameters)
+        parts = StageBlocks(run, stage, run_sizer(run, self.card), arriving, plan, without_gradients=True)
         passing = self.passing_type(
-            self.requests, parts, (LayerLoop(plan),), engine, self.parameters, self.workspace.each, self.threads
+            self.requests, parts, (LayerLoop(plan),), engine, parameters, self.workspace.each, self.threads
         )
         return MicroBatch(self.requests, passing)
+
+    def _teach(self, teacher: Teacher) -> MicroBatch:
+        """Record the teacher's forward pass on the current micro-batch; its logits are live until the loss is known."""
+        engine, known = teacher.engine, teacher.batches
+        if self.length not in known:
+            known[self.length] = self._without_gradients(with_length(teacher.run, self.length), engine, teacher)
+        elif not engine.repeats:
+            known[self.length] = MicroBatch(self.requests, known[self.length].passing)
+        engine.begin_evaluation()
+        known[self.length].forward()
+        return known[self.length]
 
     def _score(self) -> None:
         """Record the reference model's forward pass and loss on the current micro-batch."""
@@ -363,7 +400,8 @@ class SimulatedRun:
         engine.begin_evaluation()
         batch.forward()
         batch.loss()
-        batch.release()
+        self.requests.drop(self.scored)
+        self.scored = batch.release(keeps_output=run.training.logits_until == "step")
         engine.after_evaluation()
 
     def _generate(self) -> None:
@@ -381,7 +419,13 @@ class SimulatedRun:
 
     def _loss(self) -> None:
         assert self.passing is not None
-        self.passing.loss()
+        if self.teacher is None:
+            self.passing.loss()
+        else:
+            taught = self._teach(self.teacher)
+            self.passing.loss()
+            taught.release()
+            self.teacher.engine.after_evaluation()
         if scored_by_reference(self.spec):
             self._score()
         self._forget_output()
@@ -427,6 +471,7 @@ def unsupported_reason(spec: Spec) -> str:
         return unsupported_generation_reason(spec)
     options = state_options(spec)
     reasons = {
+        "a teacher under DeepSpeed": options.engine == "deepspeed" and spec.training.teacher is not None,
         "a vision tower that trains": tower_trains(spec.model, spec.training),
         **dict.fromkeys(megatron_lacks(spec, plan_of(spec)) if options.engine == "megatron" else (), True),
         "weights alone in host memory under DeepSpeed": options.engine == "deepspeed"

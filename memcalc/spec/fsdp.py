@@ -33,6 +33,11 @@ class FsdpSpec(ConfigBlock):
         "final norm and LM head together, which stay gathered until their backward; tied, all three are one; FSDP2) | "
         "layers-and-trained (with adapters, each module that trains is a unit: PEFT's policy; FSDP1)",
     )
+    reshard_root: bool = Field(
+        False,
+        description="FSDP2: whether the root, too, is resharded after forward, which PyTorch does from 2.8 on if "
+        "reshard_after_forward=True is given for it (torchtune); default: it stays gathered until its backward",
+    )
     gradient_sync: GradientSync = Field(
         "each",
         description="micro-batches after which gradients are reduced: each | last (no_sync: until then they are summed "

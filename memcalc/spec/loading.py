@@ -246,6 +246,7 @@ def _resolve(
         model = derive_model(_shipped(presets_folder() / _RIGHT)["model"])
     reading = blocks.get("_reading", ModelReading({}))
     given = _training_base(blocks) | blocks.get("training", {})
+    given = _noting(faults, partial(_with_teacher, given, folder, source), {**given, TEACHER: None})
     inference: dict[str, Any] | None = None
     left_aside: dict[str, Any] = {}
     if "inference" in blocks:
@@ -287,6 +288,8 @@ def _resolve(
     return spec.with_origin(Origin(notes=(*reading.notes, *aside), limits=reading.limits))
 
 
+TEACHER = "teacher"
+_NAMED = MODEL_SOURCES[0]  # a model that is named by a word
 _RIGHT = "gpt2.yaml"  # a valid model, in place of an invalid one
 _SIZES_OF_A_MODEL = 3  # least number of model fields outside a block in a config.json
 _T = TypeVar("_T")
@@ -307,6 +310,24 @@ def _noting(faults: list[InputError], step: Callable[[], _T], otherwise: _U) -> 
 def _model(blocks: dict[str, Any], folder: Path, source: YamlSource) -> dict[str, Any]:
     """Return the complete model block: the referenced model, the block's own fields over it, and derived defaults."""
     return _derived(merged(_model_base(blocks, folder, source), blocks.get("model", {})), source)
+
+
+def _with_teacher(training: dict[str, Any], folder: Path, source: YamlSource) -> dict[str, Any]:
+    """Return the training block with the complete model block of its teacher.
+
+    Raises:
+        InputError: as for the run's own model.
+    """
+    named = training.get(TEACHER)
+    block = {_NAMED: named} if isinstance(named, str) else named
+    if not isinstance(block, dict):
+        return training
+    origin = {key: block[key] for key in MODEL_SOURCES if key in block}
+    own = {key: value for key, value in block.items() if key not in origin}
+    try:
+        return training | {TEACHER: _model({**origin, "model": own}, folder, source)}
+    except InputError as error:
+        raise InputError(error.problem, error.remedy, source.where(("training", TEACHER))) from None
 
 
 def _block_of(error: InputError) -> str:

@@ -9,7 +9,7 @@ from pydantic import Field
 from memcalc.spec.finetuning import LoraSpec, QloraSpec
 from memcalc.spec.fp32_modules import Fp32Modules
 from memcalc.spec.fsdp import FsdpSpec
-from memcalc.spec.model import ConfigBlock, Probability, Size
+from memcalc.spec.model import ConfigBlock, ModelSpec, Probability, Size
 from memcalc.spec.optimizers import Average, Norm, Optimizer, OptimizerImplementation, OptimizerOptions
 from memcalc.spec.programs import Framework, VersionsSpec
 from memcalc.spec.recompute_plan import RecomputeLayers
@@ -20,7 +20,8 @@ WeightDtype = Literal["bf16", "fp16"]
 Recipe = Literal["fp32", "fp32-main", "amp", "pure", "mixed-16", "mixed-18", "mixed-20"]
 Implementation = Literal["plain", "huggingface", "megatron", "torchtitan"]
 Attention = Literal["eager", "flash", "memory-efficient", "math"]
-Loss = Literal["materialized", "chunked", "fused", "tiled", "vocab-parallel", "selective"]
+Loss = Literal["materialized", "chunked", "fused", "tiled", "vocab-parallel", "selective", "gathered"]
+Divergence = Literal["forward", "reverse", "symmetric"]
 PaddingMask = Literal["none", "boolean", "additive"]
 TOKENWISE = ("chunked", "fused", "tiled")  # losses that read the LM head's weight, and never have all logits
 LossShift = Literal["labels", "logits"]
@@ -61,6 +62,29 @@ class TrainingSpec(ConfigBlock):
     )
     reference_model: bool = Field(
         False, description="a frozen copy of the model in addition, in the dtype of its weights (preference training)"
+    )
+    scored_apart: bool = Field(
+        False,
+        description="loss gathered: whether chosen and rejected sequences are scored one after the other, each from "
+        "their own logits (torchtune's recipe for whole models)",
+    )
+    reference_logits_until: Literal["loss", "step"] = Field(
+        "loss",
+        description="when the logits of the reference, or of the policy without its adapters, are released: loss: with "
+        "their log-probabilities | step: when those of the next micro-batch exist (torchtune with adapters)",
+    )
+    teacher: ModelSpec | None = Field(
+        None,
+        description="frozen model with logits that the run's model learns (distillation): a preset, a config.json or a "
+        "hub id, or a block like model; default: none",
+    )
+    teacher_dtype: Dtype | None = Field(
+        None, description="dtype of the teacher's weights; default: that of the run's frozen weights, or of its model"
+    )
+    divergence: Divergence = Field(
+        "forward",
+        description="with a teacher: the Kullback-Leibler divergence of fp32 probabilities that is added to the loss: "
+        "forward | reverse | symmetric (both)",
     )
     evaluation_batch_size: Size | None = Field(
         None, description="sequences of an evaluation's forward pass between steps; default: no evaluation"
@@ -184,7 +208,8 @@ class TrainingSpec(ConfigBlock):
         "materialized",
         description="how logits and loss are computed: whole, in chunks, fused, or sharded over the vocabulary; with "
         "implementation megatron fused is Transformer Engine's, on logits that it overwrites; selective is axolotl's "
-        "kernel for the log-probabilities of labels, with pairs",
+        "kernel for the log-probabilities of labels, with pairs; gathered takes these from log_softmax of all logits "
+        "(torchtune's preference training)",
     )
     loss_chunks: Annotated[int, Field(gt=0, le=1024)] = Field(
         8, description="number of chunks of the tokens in a chunked loss"

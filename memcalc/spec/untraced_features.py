@@ -13,6 +13,7 @@ def not_run(spec: Spec) -> tuple[Limit, ...]:
     asked = {
         "the second sequence of each pair": training.pairs,
         "the reference model": training.reference_model,
+        "the teacher, its logits and the divergence from them": training.teacher is not None,
         "evaluation during training": training.evaluation_batch_size is not None,
         "completions that the model generates": training.completion_length is not None,
         "padding-free batches": training.padding_free,

@@ -10,10 +10,12 @@ from collections.abc import Mapping
 from functools import lru_cache
 from itertools import chain
 from types import MappingProxyType
+from typing import NamedTuple
 
 from memcalc.layout.local_parameters import LocalParameters, stage_parameters
 from memcalc.layout.spec_cache import cached_by_spec
 from memcalc.layout.stages import Stage
+from memcalc.layout.teacher import TEACHER, teacher_run, teacher_stage
 from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Rows
 from memcalc.ledger.row import Row
@@ -31,17 +33,17 @@ from memcalc.states.state_remainders import state_remainders
 
 def state_rows(spec: Spec, stage: Stage, *, tails: bool = True) -> Rows:
     """Return the rows of all model states, parameter by parameter; `tails`: with unsplit remainders of blocks."""
-    return _state_rows(stage_parameters(spec, stage), _choice(spec), run_phases(spec), tails=tails)
+    return _state_rows(_models(spec, stage), run_phases(spec), tails=tails)
 
 
 def state_sums(spec: Spec, stage: Stage, *, tails: bool = True) -> Mapping[tuple[str, Component], int]:
     """Return the bytes of model states by phase and component, without their rows."""
-    return _state_sums(stage_parameters(spec, stage), _choice(spec), run_phases(spec), tails=tails)
+    return _state_sums(_models(spec, stage), run_phases(spec), tails=tails)
 
 
 def state_totals(spec: Spec, stage: Stage, *, tails: bool = True) -> Mapping[str, int]:
     """Return the bytes of model states by phase; a phase without any is omitted."""
-    return _state_totals(stage_parameters(spec, stage), _choice(spec), run_phases(spec), tails=tails)
+    return _state_totals(_models(spec, stage), run_phases(spec), tails=tails)
 
 
 def state_peak(spec: Spec, stage: Stage) -> int:
@@ -56,20 +58,43 @@ def _choice(spec: Spec) -> StateOptions:
     return options if options.zero_stage else options._replace(data_parallel=1, expert_shards=1)
 
 
+class _Model(NamedTuple):
+    """A model on a rank.
+
+    Args:
+        parameters: its parameters on the rank.
+        options: the options that its states depend on.
+        name: before the names of its modules in rows; "": the model that trains. Others are frozen.
+    """
+
+    parameters: LocalParameters
+    options: StateOptions
+    name: str = ""
+
+
+def _models(spec: Spec, stage: Stage) -> tuple[_Model, ...]:
+    """Return the model that trains, and a teacher."""
+    own = _Model(stage_parameters(spec, stage), _choice(spec))
+    if spec.training.teacher is None:
+        return (own,)
+    run = teacher_run(spec)
+    return own, _Model(stage_parameters(run, teacher_stage(spec)), _choice(run), TEACHER)
+
+
 @lru_cache(maxsize=1024)
-def _state_rows(parameters: LocalParameters, options: StateOptions, phases: tuple[str, ...], *, tails: bool) -> Rows:
+def _state_rows(models: tuple[_Model, ...], phases: tuple[str, ...], *, tails: bool) -> Rows:
     def write() -> list[Row]:
-        items, remainders = _state_items(parameters, options)
+        items, remainders = _state_items(models)
         return write_rows(items, "model states", remainders if tails else {}, phases)
 
-    return Rows(write, _state_totals(parameters, options, phases, tails=tails))
+    return Rows(write, _state_totals(models, phases, tails=tails))
 
 
 @lru_cache(maxsize=1024)
 def _state_sums(
-    parameters: LocalParameters, options: StateOptions, phases: tuple[str, ...], *, tails: bool
+    models: tuple[_Model, ...], phases: tuple[str, ...], *, tails: bool
 ) -> Mapping[tuple[str, Component], int]:
-    items, remainders = _state_items(parameters, options)
+    items, remainders = _state_items(models)
     alike = {(Component.BLOCK_ROUNDING, mask): amount for mask, amount in remainders.items() if tails}
     for item in items:
         exact = item.count * item.each
@@ -84,21 +109,32 @@ def _state_sums(
 
 
 @lru_cache(maxsize=1024)
-def _state_totals(
-    parameters: LocalParameters, options: StateOptions, phases: tuple[str, ...], *, tails: bool
-) -> Mapping[str, int]:
+def _state_totals(models: tuple[_Model, ...], phases: tuple[str, ...], *, tails: bool) -> Mapping[str, int]:
     totals: dict[str, int] = {}
-    for (phase, _), amount in _state_sums(parameters, options, phases, tails=tails).items():
+    for (phase, _), amount in _state_sums(models, phases, tails=tails).items():
         totals[phase] = totals.get(phase, 0) + amount
     return MappingProxyType(totals)
 
 
 @lru_cache(maxsize=1024)
-def _state_items(parameters: LocalParameters, options: StateOptions) -> tuple[tuple[RowDraft, ...], Mapping[int, int]]:
+def _state_items(models: tuple[_Model, ...]) -> tuple[tuple[RowDraft, ...], Mapping[int, int]]:
     """Return the items of model states, and unsplit remainders by phase mask."""
     items: list[RowDraft] = []
     tails: dict[int, int] = {}
-    for group, own, trains in groups(parameters, options):
+    for model in models:
+        found, remainders = _items_of(model)
+        items += found
+        for mask, amount in remainders.items():
+            tails[mask] = tails.get(mask, 0) + amount
+    return tuple(items), MappingProxyType(tails)
+
+
+def _items_of(model: _Model) -> tuple[list[RowDraft], Mapping[int, int]]:
+    """Return the items of one model, and unsplit remainders by phase mask; a frozen one has weights alone."""
+    items: list[RowDraft] = []
+    tails: dict[int, int] = {}
+    for group, own, could_train in groups(model.parameters, model.options):
+        trains = could_train and not model.name
         copies = [copy for copy in kept_copies(own, trains=trains) if not is_on_host(copy, own)]
         stored, updated, theirs = flat_states(group, own)
         for copy in copies:
@@ -117,4 +153,6 @@ def _state_items(parameters: LocalParameters, options: StateOptions) -> tuple[tu
             remainders.append(state_remainders(updated, theirs, (), states))
         for mask, amount in chain.from_iterable(each.items() for each in remainders):
             tails[mask] = tails.get(mask, 0) + amount
-    return tuple(items), MappingProxyType(tails)
+    if model.name:
+        items = [item._replace(module=f"{model.name}.{item.module}") for item in items]
+    return items, tails

@@ -8,6 +8,7 @@ from memcalc.layout.parameters import mask_elements, table_elements
 from memcalc.layout.peft_parameters import adapters_follow_the_head, loads_weights
 from memcalc.layout.spec_cache import cached_by_spec
 from memcalc.layout.stages import Stage
+from memcalc.layout.teacher import TEACHER, teacher_run, teacher_stage
 from memcalc.ledger.component import Component
 from memcalc.ledger.row_drafts import EVALUATION, RowDraft, from_phase, mask_of
 from memcalc.spec.finetuning import base_dtype
@@ -29,11 +30,7 @@ def persistent_rows(spec: Spec, stage: Stage, gpu: GpuSpec | None) -> list[RowDr
 
     The backward thread's workspace is added within backward_1 by the timeline.
     """
-    items = [*registered_buffers(spec, stage), *inputs(spec), *logits_of_the_step_before(spec, stage)]
-    if spec.training.implementation == "torchtitan":
-        items.append(torchtitan_rotary_cache(spec))
-    if spec.training.framework == "torchtune":
-        items += rotary_cache(spec)
+    items = [*module_buffers(spec, stage), *inputs(spec), *logits_of_the_step_before(spec, stage)]
     if embedding_gradient_stays(spec) and spec.training.gradient_accumulation_steps == 1:
         items.append(remaining_gradient(spec))
     if spec.training.implementation == "megatron":
@@ -42,6 +39,24 @@ def persistent_rows(spec: Spec, stage: Stage, gpu: GpuSpec | None) -> list[RowDr
         items.append(workspace("forward", spec, gpu, from_phase("forward_1")))
         items.append(workspace("backward", spec, gpu, from_phase("optimizer_step_1")))
     return items
+
+
+def module_buffers(spec: Spec, stage: Stage) -> list[RowDraft]:
+    """Return the buffers of a model's modules."""
+    items = registered_buffers(spec, stage)
+    if spec.training.implementation == "torchtitan":
+        items.append(torchtitan_rotary_cache(spec))
+    if spec.training.framework == "torchtune":
+        items += rotary_cache(spec)
+    return items
+
+
+def buffers_of_teacher(spec: Spec) -> list[RowDraft]:
+    """Return the buffers of a teacher's modules, if there is a teacher."""
+    if spec.training.teacher is None:
+        return []
+    found = module_buffers(teacher_run(spec), teacher_stage(spec))
+    return [item._replace(module=f"{TEACHER}.{item.module}") for item in found]
 
 
 def remaining_gradient(spec: Spec) -> RowDraft:
@@ -62,9 +77,23 @@ def logits_of_the_step_before(spec: Spec, stage: Stage) -> list[RowDraft]:
     """
     training = spec.training
     whole = training.loss not in TOKENWISE or not training.loss_recompute
-    if training.logits_until != "step" or not whole or not stage.has_head or spec.model.num_labels:
+    if not whole or not stage.has_head or spec.model.num_labels:
         return []
-    passes = ("forward", "loss") if returns_loss(spec) else ("forward",)
+    found = []
+    if training.logits_until == "step":
+        passes = ("forward", "loss") if returns_loss(spec) else ("forward",)
+        citation = "a variable of the training loop, until it is assigned again"
+        found.append(_logits_before(spec, passes, "logits of the micro-batch before", citation))
+    if training.reference_logits_until == "step":
+        citation = "torchtune 0.6.1 recipes/lora_dpo_single_device.py: the variable `_`, until it is assigned again"
+        name = "logits of the reference, of the micro-batch before"
+        found.append(_logits_before(spec, ("forward", "loss"), name, citation))
+    return found
+
+
+def _logits_before(spec: Spec, passes: tuple[str, ...], name: str, citation: str) -> RowDraft:
+    """Return logits of the micro-batch before, which are live until the end of these passes."""
+    training = spec.training
     passing = (f"{each}_2" for each in passes)
     mask = mask_of("optimizer_step_1", "zero_grad_2", *passing, "optimizer_step_2", EVALUATION)
     if training.gradient_accumulation_steps > 1:
@@ -74,9 +103,8 @@ def logits_of_the_step_before(spec: Spec, stage: Stage) -> list[RowDraft]:
     shape = (training.sequences, training.row_length // spec.parallelism.context_parallel, vocabulary)
     size = DTYPE_BYTES[dtype]
     each = size * shape[0] * shape[1] * shape[2]
-    kind, citation = Component.LOGITS_AND_LOSS, "a variable of the training loop, until it is assigned again"
-    name, formula = "logits of the micro-batch before", f"{size}·b·s·V"
-    return [RowDraft(kind, "head", name, shape, dtype, 1, each, rounded(each), mask, formula, citation)]
+    given = (each, rounded(each), mask, f"{size}·b·s·V", citation)
+    return RowDraft(Component.LOGITS_AND_LOSS, "head", name, shape, dtype, 1, *given)
 
 
 def returns_loss(spec: Spec) -> bool:
@@ -143,7 +171,7 @@ def registered_buffers(spec: Spec, stage: Stage) -> list[RowDraft]:
 
 
 def rotary_cache(spec: Spec) -> list[RowDraft]:
-    """Return torchtune's RoPE cos/sin cache for all positions of the model: fp32 buffers shared by its layers."""
+    """Return torchtune's RoPE cos/sin caches for all positions of each model: fp32 buffers shared by its layers."""
     model = spec.model
     if spec.training.implementation != "plain" or model.position_embedding != "rope":
         return []
@@ -151,7 +179,8 @@ def rotary_cache(spec: Spec) -> list[RowDraft]:
     each = 4 * shape[0] * shape[1]
     citation = "torchtune 0.6.1 models/llama3_1/_position_embeddings.py, build_rope_cache"
     given = (each, rounded(each), from_phase("model"), "4·S·d_rot", citation)
-    return [RowDraft(Component.WEIGHTS, "buffers", ROTARY_TABLES, shape, "fp32", 1, *given)]
+    models = 2 if spec.training.reference_model else 1
+    return [RowDraft(Component.WEIGHTS, "buffers", ROTARY_TABLES, shape, "fp32", models, *given)]
 
 
 def torchtitan_rotary_cache(spec: Spec) -> RowDraft:

@@ -24,6 +24,8 @@ from memcalc.states.parameter_copies import ShardCounts
 from memcalc.states.transformer_engine import in_8_bits
 from memcalc.workspaces.multiprocessors import Multiprocessors
 
+RESHARDS_ROOT = (2, 8)  # the first torch version in which the root's reshard_after_forward=True has an effect
+
 
 class StateOptions(NamedTuple):
     """Options that model states depend on, apart from the parameters themselves."""
@@ -65,6 +67,7 @@ class StateOptions(NamedTuple):
     has_reference_model: bool = False  # a frozen reference copy of the model is resident
     zero: ZeroSpec = ZERO  # DeepSpeed's buffer sizes
     updates_in_backward: bool = False  # each parameter is updated as soon as its gradient is complete
+    reshards_root: bool = False  # FSDP2: the root's parameters do not stay gathered between forward and backward
     trained_apart: bool = False  # FSDP1: each module that trains is a unit
     use_orig_params: bool = False  # FSDP1: the optimizer updates views of parameters, not flat parameters
     loaded: str = ""  # FSDP1: dtype in which weights are flattened; "": that of the shards
@@ -208,6 +211,7 @@ def state_options(spec: Spec) -> StateOptions:
         has_reference_model=training.reference_model,
         zero=spec.parallelism.zero_optimization,
         updates_in_backward=training.optimizer_in_backward,
+        reshards_root=fsdp.reshard_root and training.torch >= RESHARDS_ROOT,
         trained_apart=fsdp.wrap == "layers-and-trained",
         use_orig_params=fsdp.use_orig_params,
         loaded=fsdp.load_dtype or "",

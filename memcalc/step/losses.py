@@ -30,6 +30,8 @@ def tokenwise_loss(training: TrainingSpec, head: Head) -> Loss:
         return partial(chunked, head, training.loss_chunks)
     if training.loss == "tiled":
         raise Unavailable("loss = tiled runs TRL's Triton kernels: dry-run a program of TRL, or trace loss=chunked.")
+    if training.loss == "gathered":
+        raise Unavailable("loss = gathered is of pairs of sequences: dry-run a program of torchtune.")
     if training.loss == "selective":
         raise Unavailable("loss = selective runs axolotl's Triton kernel: dry-run a program of axolotl.")
     if importlib.util.find_spec("liger_kernel") is None:

@@ -65,6 +65,50 @@ def test_log_probabilities_of_pairs_are_read_from_a_copy(scores: tuple[str, ...]
     assert sum(whole) == 2 * 4 * pairs * (S + S - 1) * V
 
 
+PAIRS: dict[str, Any] = {"pairs": True, "recipe": "pure", "logits_dtype": "fp32", "logits_until": "loss"}
+
+
+@pytest.mark.parametrize(("until", "references"), [("loss", 1), ("step", 2)])
+def test_log_probabilities_are_gathered_from_those_of_all_logits(until: str, references: int) -> None:
+    """The policy's log-probabilities are saved. Its own adapters disabled it makes fp32 logits, and of all but each last
+    token's a quotient and log-probabilities; with until = step the logits of the micro-batch before are live, too.
+    """
+    run = ledger("gathered", "finetune=lora", **PAIRS, reference_logits_until=until)
+
+    pairs = 2 * B
+    whole = [row.bytes for row in run.live_rows("loss_2", LOGITS) if row.dtype == "fp32" and V in row.shape]
+    assert sum(whole) == 4 * pairs * (references * S + 3 * (S - 1)) * V
+    once = [row.bytes for row in run.live_rows("loss_1", LOGITS) if row.dtype == "fp32" and V in row.shape]
+    assert sum(once) == 4 * pairs * (S + 3 * (S - 1)) * V
+
+
+def test_answers_that_are_scored_apart_have_half_the_copies() -> None:
+    """Of the reference: fp32 logits, and of one half of the sequences a quotient and log-probabilities."""
+    together, apart = (
+        ledger("gathered", "reference_model=true", f"scored_apart={each}", **PAIRS) for each in ("false", "true")
+    )
+
+    assert logits(together, "loss_2").keys() == logits(apart, "loss_2").keys()
+    assert together.totals["loss_2"] - apart.totals["loss_2"] == pytest.approx(4 * 2 * B * (S - 1) * V, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("loss=gathered",), "loss = gathered is of pairs of sequences"),
+        (("scored_apart=true",), "scored_apart = true needs loss = gathered"),
+        (
+            ("pairs=true", "loss=gathered", "reference_logits_until=step"),
+            "needs loss = gathered, and a reference model",
+        ),
+        (("pairs=true", "loss=gathered", "tensor_parallel=2"), "not modelled with a sharded vocabulary"),
+    ],
+)
+def test_pairs_that_are_rejected(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        ledger("materialized", *words)
+
+
 def test_axolotls_kernel_is_not_run_by_a_trace() -> None:
     with pytest.raises(Unavailable, match="loss = selective runs axolotl's Triton kernel"):
         memcalc.trace("llama-3.2-1b", "implementation=huggingface", "pairs=true", "loss=selective", "l=1", "s=8")

@@ -50,6 +50,8 @@ ACCEPTED = [
     {"hf_config": "config.json", "training": {"b": 4, "dropout": 0}},
     {"model": {"preset": "gpt3", "num_layers": 2}},
     {"model": {"l": 2, "d": 64, "h": 4, "V": 100, "head_dim": None}, "training": {"recipe": "zero"}},
+    {"preset": "gpt2", "training": {"teacher": "gpt2-medium"}},
+    {"preset": "gpt2", "training": {"teacher": {"preset": "gpt2-medium", "num_layers": 12}}},
     {"name": None, "preset": "gpt3", "training": {"recompute": [0, 2]}},
 ]
 REFUSED = [

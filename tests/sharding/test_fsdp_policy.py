@@ -35,6 +35,22 @@ def buffers(ledger: Ledger, phase: str = "backward_2") -> dict[str, tuple[int, s
     return {row.tensor: (prod(row.shape), row.dtype) for row in rows}
 
 
+@pytest.mark.parametrize(
+    ("words", "stays"),
+    [
+        ((), True),
+        (("fsdp.reshard_root=true",), False),
+        (("fsdp.reshard_root=true", "torch_version=v2.7"), True),
+    ],
+)
+def test_a_resharded_root_is_gathered_again_for_backward(words: tuple[str, ...], stays: bool) -> None:
+    """torch from 2.8 on, _fully_shard.py: an explicit reshard_after_forward=True holds for the root, too."""
+    ledger, root = run(*words), "root parameters, gathered"
+
+    assert (root in buffers(ledger, "loss_2")) is stays
+    assert buffers(ledger, "backward_2")[root][0] == TABLE + TAIL
+
+
 @pytest.mark.parametrize("implementation", ["plain", "huggingface"])
 @pytest.mark.parametrize("recipe", ["fp32", "amp"])
 def test_at_rest_a_parameter_has_16_bytes(implementation: str, recipe: str) -> None:

@@ -14,7 +14,7 @@ def loss(spec: Spec) -> Iterator[Violation]:
     training, model = spec.training, spec.model
     kind = training.loss
     yield from _classification(spec)
-    yield from _selective(spec)
+    yield from _pairs(spec)
     if not training.loss_upcast and (training.implementation != "plain" or kind != "materialized"):
         yield Violation(
             ("training", "loss_upcast"),
@@ -81,8 +81,33 @@ def loss(spec: Spec) -> Iterator[Violation]:
         )
 
 
-def _selective(spec: Spec) -> Iterator[Violation]:
-    training = spec.training
+def _pairs(spec: Spec) -> Iterator[Violation]:
+    training, parallelism = spec.training, spec.parallelism
+    if training.loss == "gathered" and not training.pairs:
+        yield Violation(
+            ("training", "loss"),
+            "loss = gathered is of pairs of sequences.",
+            "Set pairs: true, or loss: materialized.",
+        )
+    if training.loss != "gathered" and training.scored_apart:
+        yield Violation(
+            ("training", "scored_apart"),
+            f"scored_apart = true needs loss = gathered, not {training.loss}.",
+            "Set loss: gathered, or leave scored_apart out.",
+        )
+    reference = training.reference_model or training.lora is not None
+    if training.reference_logits_until == "step" and not (training.loss == "gathered" and reference):
+        yield Violation(
+            ("training", "reference_logits_until"),
+            "reference_logits_until = step needs loss = gathered, and a reference model or adapters.",
+            "Leave reference_logits_until out.",
+        )
+    if training.loss == "gathered" and (parallelism.tensor_parallel > 1 or parallelism.context_parallel > 1):
+        yield Violation(
+            ("training", "loss"),
+            "loss = gathered is not modelled with a sharded vocabulary or sequence.",
+            "Set tensor_parallel: 1 and context_parallel: 1.",
+        )
     if training.loss == "selective" and not (training.pairs and training.implementation == "huggingface"):
         yield Violation(
             ("training", "loss"),

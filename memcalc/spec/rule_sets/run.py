@@ -19,6 +19,7 @@ from memcalc.spec.rule_sets.kernels import kernels
 from memcalc.spec.rule_sets.losses import loss
 from memcalc.spec.rule_sets.optimizers import optimizing
 from memcalc.spec.rule_sets.rollouts import rollouts
+from memcalc.spec.rule_sets.teacher import teacher
 from memcalc.spec.rule_sets.violations import Violation, divisors
 from memcalc.spec.spec import Spec
 from memcalc.spec.yaml_source import Path, YamlSource
@@ -405,6 +406,7 @@ RULES: tuple[Rule, ...] = (
     kernels,
     loss,
     rollouts,
+    teacher,
     optimizing,
     _modelled,
 )
