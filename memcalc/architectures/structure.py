@@ -19,6 +19,7 @@ from memcalc.spec.layers import fills_windows, has_padding_mask, masks_images, w
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.model_families.conversion import family_of, rules_of
 from memcalc.spec.programs import is_before
+from memcalc.spec.scoring import has_reentrant_checkpoints
 from memcalc.spec.spec import Spec
 from memcalc.spec.training import LIGER_FAMILIES, TOKENWISE, ParallelismSpec, TrainingSpec
 
@@ -127,6 +128,7 @@ class BlockStructure(NamedTuple):
     fp8: str = "none"  # scaling recipe of Transformer Engine's FP8 GEMMs
     saves_on_host: str = "none"  # type of host memory for saved tensors
     checkpoints_layers: bool = False  # layers are checkpoints, so their arguments stay live until recomputation
+    reentrant_checkpoints: bool = False  # a recomputed layer runs a backward of its own
     frees_tables: bool = False  # saved tensors are offloaded and none recomputed, so tables end with forward
     replaced_linears: bool = False  # DeepSpeed's stage 3 runs its own linear layers (runtime/zero/linear.py)
     caches_casts: bool = True  # autocast caches casts of leaves
@@ -196,6 +198,11 @@ class BlockStructure(NamedTuple):
         # With a mask transformers repeats keys and values, so the memory-efficient kernel supports them.
         repeated = found.attention == "math" and (found.masked or not found.grouped)
         return found._replace(attention="memory-efficient") if repeated else found
+
+    def without_adapters(self) -> BlockStructure:
+        """Return the structure with the adapters disabled; their frozen base, perhaps in 4 bits, stays."""
+        base = None if self.adapters is None else self.adapters._replace(targets=(), saved=())
+        return self._replace(adapters=base)
 
     def as_read_by_head(self) -> BlockStructure:
         """Return the structure without options that the LM head does not depend on, so its tape is compiled once."""
@@ -315,6 +322,7 @@ def block_structure(spec: Spec) -> BlockStructure:
         fused_gate_up=huggingface and model.fused_gate_up,
         saves_on_host=saves_on_host,
         checkpoints_layers=training.recompute not in ("none", "selective"),
+        reentrant_checkpoints=has_reentrant_checkpoints(spec),
         frees_tables=saves_on_host != "none"
         and training.recompute == "none",  # a checkpoint's closure references them as arguments
         replaced_linears=replaces_linears(spec),

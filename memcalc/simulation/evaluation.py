@@ -24,23 +24,12 @@ def evaluated(spec: Spec) -> Spec:
     return _without_training(spec, training.evaluation_batch_size)
 
 
-def scored_by_reference(spec: Spec) -> bool:
-    """Return whether a reference model scores a micro-batch between the policy's loss and its backward.
-
-    TRL 1.16 trl/trainer/dpo_trainer.py, _compute_loss: without a second model the policy scores it, with its adapters
-    disabled, which needs more than the policy's own loss only where all logits are live. GRPO scores its generated
-    completions earlier.
-    """
-    training = spec.training
-    itself = training.pairs and training.loss == "selective" and training.lora is not None
-    return (training.reference_model or itself) and training.completion_length is None
-
-
 def reference_run(spec: Spec) -> Spec:
-    """Return the run with the reference model's forward pass and loss on a micro-batch."""
-    sizes = {"zero_optimization": spec.parallelism.zero_optimization.of_reference()}
-    run = spec.model_copy(update={"parallelism": spec.parallelism.model_copy(update=sizes)})
-    return _without_training(run, spec.training.micro_batch_size)
+    """Return the run with the reference's forward pass and loss on a micro-batch; a second model has its own engine."""
+    if spec.training.reference_model:
+        sizes = {"zero_optimization": spec.parallelism.zero_optimization.of_reference()}
+        spec = spec.model_copy(update={"parallelism": spec.parallelism.model_copy(update=sizes)})
+    return _without_training(spec, spec.training.micro_batch_size)
 
 
 def _without_training(spec: Spec, batch: int) -> Spec:

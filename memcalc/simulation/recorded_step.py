@@ -28,13 +28,14 @@ from memcalc.sharding.engines import (
     reference_engine_of,
     takes_gradients_over,
 )
-from memcalc.simulation.evaluation import evaluated, evaluates_between_steps, reference_run, scored_by_reference
+from memcalc.simulation.evaluation import evaluated, evaluates_between_steps, reference_run
 from memcalc.simulation.forward_backward import ForwardBackward
 from memcalc.simulation.layer_loops import LayerLoop, loops_of, of_layers
 from memcalc.simulation.plans import plan_of
 from memcalc.simulation.stage_blocks import SizedBlock, StageBlocks, module_of
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.recompute_plan import Segment, has_segments, leaves
+from memcalc.spec.scoring import scored_by_reference, scores_itself
 from memcalc.spec.spec import Spec
 from memcalc.states.gradient_policy import gradient_policy
 from memcalc.states.optimizers.parameter_order import in_order
@@ -144,13 +145,10 @@ class StepRecorder:
         if not self.chunk.has_head:
             self.requests.drop([walk.output])  # sent; the receive buffers are counted as persistent memory
         self.requests.begin("loss")
-        own = len(self.blocks)
+        of_reference = range(0)
         if self.chunk.has_head:
             walk.loss()
-            own = len(self.blocks)
-            if scored_by_reference(self.spec):
-                self._forward_alone(reference_run(self.spec), REFERENCE)
-        of_reference = range(own, len(self.blocks))
+            of_reference = self._scores(self.spec, walk.engine)
         self.requests.begin("backward")
         gradients += walk.backward(self._received_gradient(walk))
         walk.engine.after_last_backward(gradients)
@@ -160,11 +158,42 @@ class StepRecorder:
         """Record forward and loss of a batch outside autograd, between steps."""
         self.requests.begin(EXISTING)
         self.requests.begin(EVALUATION)
-        self._forward_alone(evaluated(self.spec))
-        return RecordedStream(SizelessStream(self.requests), tuple(self.blocks), range(0), takes_over=False)
+        run = evaluated(self.spec)
+        walk, _ = self._walk(run, exist=False, gradients=False)
+        walk.engine.resume()
+        walk.engine.begin(have_gradients=False, last=True)
+        self._forward_alone(walk)
+        of_reference = self._scores(run, walk.engine) if self.chunk.has_head else range(0)
+        walk.release()
+        walk.engine.after_evaluation()
+        return RecordedStream(SizelessStream(self.requests), tuple(self.blocks), of_reference, takes_over=False)
+
+    def _scores(self, spec: Spec, policy: Engine) -> range:
+        """Record the forward and the loss of a reference, if it scores the batch; return its blocks.
+
+        Args:
+            spec: the run.
+            policy: the engine of the policy.
+        """
+        first = len(self.blocks)
+        if scored_by_reference(spec):
+            walk, _ = self._walk(reference_run(spec), exist=False, gradients=False, model=REFERENCE, policy=policy)
+            if walk.engine is not policy:
+                walk.engine.resume()
+            walk.engine.begin_scoring()
+            self._forward_alone(walk)
+            walk.release()
+            walk.engine.after_scoring()
+        return range(first, len(self.blocks))
 
     def _walk(
-        self, spec: Spec, *, exist: bool, gradients: bool = True, model: str = POLICY
+        self,
+        spec: Spec,
+        *,
+        exist: bool,
+        gradients: bool = True,
+        model: str = POLICY,
+        policy: Engine | None = None,
     ) -> tuple[ForwardBackward, list[int]]:
         """Return the simulation of a micro-batch, and existing gradients that its engine takes over.
 
@@ -173,6 +202,7 @@ class StepRecorder:
             exist: whether gradients of earlier micro-batches exist.
             gradients: whether autograd is on.
             model: the model of the layers.
+            policy: the engine of the policy, for a reference model.
         """
         options, plan = state_options(spec), plan_of(spec, self.chunk)
         layers = layers_of(spec, self.chunk, loops=self.loops, model=model)
@@ -181,8 +211,8 @@ class StepRecorder:
         )
         if options.engine == "megatron":
             engine = Engine(self.requests)  # the buffers of Megatron-Core's modules are rows of their own
-        elif model == REFERENCE:
-            engine = reference_engine_of(self.requests, layers.of_engine, units, spec, plan)
+        elif policy is not None:
+            engine = reference_engine_of(self.requests, layers.of_engine, units, spec, plan, policy)
         else:
             engine = engine_of(self.requests, layers.of_engine, units, spec, plan, self.rank)
         engine.rounds = {layer: loop.rounds for loop in layers.played for item in loop.items for layer in leaves(item)}
@@ -195,23 +225,19 @@ class StepRecorder:
             plan,
             blocks=self.blocks,
             without_gradients=not gradients,
+            without_adapters=model == REFERENCE and scores_itself(spec),
         )
         threads = set(THREADS[:1] if self.workspace else THREADS)
         given = (self.requests, parts, layers.played, engine, gradient_names(spec, units), 1, threads)
         return ForwardBackward(*given, splits_workspaces=False), existing
 
-    def _forward_alone(self, spec: Spec, model: str = POLICY) -> None:
+    def _forward_alone(self, walk: ForwardBackward) -> None:
         """Record a forward pass and its loss outside autograd."""
-        walk, _ = self._walk(spec, exist=False, gradients=False, model=model)
-        walk.engine.resume()
-        walk.engine.begin(have_gradients=False, last=True)
         walk.forward(self._received(walk))
         if self.chunk.has_head:
             walk.loss()
         else:
             self.requests.drop([walk.output])
-        walk.release()
-        walk.engine.after_evaluation()
 
     def _received(self, walk: ForwardBackward) -> int:
         """Allocate the input of a stage without embedding; return its storage."""
@@ -305,6 +331,7 @@ def _key(spec: Spec, chunk: Stage, layers: Layers, *, exist: bool) -> Hashable:
         (chunk.has_embedding, chunk.has_head),
         tuple(gradient_policy(spec, exist=exist, sharded=sharded) for sharded in (False, True)),
         exist,
+        scores_itself(spec),
         (options, layers.of_engine, spec.model.tie_word_embeddings, evaluates_between_steps(spec))
         if takes_gradients_over(options)
         else None,
@@ -441,6 +468,31 @@ class RecordedPasses:
             yield RowDraft(label.component, module, name, shape, dtype, count, each, size, mask, formula, citation)
 
 
+class _Reference:
+    """The forward of a reference that scores a batch, if one does.
+
+    Args:
+        spec: the run with the batch.
+        chunk: the chunk.
+        loops: whether equal rounds of layers are one loop.
+
+    Attributes:
+        layers: its layers.
+        key: everything that its recording depends on.
+    """
+
+    def __init__(self, spec: Spec, chunk: Stage, *, loops: bool) -> None:
+        self.run = reference_run(spec) if scored_by_reference(spec) else None
+        self.layers = None if self.run is None else layers_of(self.run, chunk, loops=loops, model=REFERENCE)
+        self.key = None
+        if self.run is not None and self.layers is not None:
+            self.key = _key(self.run, chunk, self.layers, exist=False)
+
+    def sizer(self, sizer_of: Callable[[Spec], ProgramSizer]) -> ProgramSizer | None:
+        """Return the sizes of its blocks."""
+        return None if self.run is None else sizer_of(self.run)
+
+
 def recorded_step(
     spec: Spec,
     chunk: Stage,
@@ -473,32 +525,31 @@ def recorded_step(
             "training.recompute",
         )
     with_workspace = workspace is not None
-    reference = reference_run(spec) if scored_by_reference(spec) else None
+    reference = _Reference(spec, chunk, loops=loops)
 
     def record() -> RecordedStream:
         return StepRecorder(spec, chunk, workspace=with_workspace, loops=loops, rank=rank).step(exist=exist)
 
     layers = layers_of(spec, chunk, loops=loops)
-    others = None if reference is None else layers_of(reference, chunk, loops=loops)
-    of_reference = None if reference is None or others is None else _key(reference, chunk, others, exist=False)
-    key = "step", _key(spec, chunk, layers, exist=exist), with_workspace, of_reference, rank
+    key = "step", _key(spec, chunk, layers, exist=exist), with_workspace, reference.key, rank
     recording = _recorded(RecordingInput(key, record)) if loops else record()
-    rounds = rounds_of(chunk, layers, others)
-    sizer = None if reference is None else sizer_of(reference)
-    return RecordedPasses(spec, chunk, recording, rounds, sizer_of(spec), sizer, workspace)
+    rounds = rounds_of(chunk, layers, reference.layers)
+    return RecordedPasses(spec, chunk, recording, rounds, sizer_of(spec), reference.sizer(sizer_of), workspace)
 
 
 def recorded_evaluation(spec: Spec, chunk: Stage, sizer_of: Callable[[Spec], ProgramSizer]) -> RecordedPasses:
     """Return forward and loss of a batch outside autograd, between steps; as for `recorded_step`."""
     run = evaluated(spec)
+    reference = _Reference(run, chunk, loops=True)
 
     def record() -> RecordedStream:
         return StepRecorder(spec, chunk, workspace=False, loops=True).evaluation()
 
     layers = layers_of(run, chunk, loops=True)
-    key = "evaluation", _key(run, chunk, layers, exist=False)
-    rounds = rounds_of(chunk, layers)
-    return RecordedPasses(run, chunk, _recorded(RecordingInput(key, record)), rounds, sizer_of(run))
+    key = "evaluation", _key(run, chunk, layers, exist=False), reference.key
+    rounds = rounds_of(chunk, layers, reference.layers)
+    recording = _recorded(RecordingInput(key, record))
+    return RecordedPasses(run, chunk, recording, rounds, sizer_of(run), reference.sizer(sizer_of))
 
 
 class PassPeak(NamedTuple):

@@ -27,11 +27,7 @@ from memcalc.sharding.schedules import lacks as pipeline_lacks
 from memcalc.simulation.backward_updates import UpdatesInBackward
 from memcalc.simulation.batch_lengths import with_length
 from memcalc.simulation.construction import built_before_training
-from memcalc.simulation.evaluation import (
-    evaluated,
-    reference_run,
-    scored_by_reference,
-)
+from memcalc.simulation.evaluation import evaluated, reference_run
 from memcalc.simulation.forward_backward import ForwardBackward
 from memcalc.simulation.generation import GenerationRequests, unsupported_generation_reason
 from memcalc.simulation.initial_tensors import InitialTensor, InitialTensors
@@ -43,6 +39,7 @@ from memcalc.simulation.stage_blocks import StageBlocks
 from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.spec.recipes import RECIPES
 from memcalc.spec.recompute_plan import items_of
+from memcalc.spec.scoring import scored_by_reference, scores_itself
 from memcalc.spec.spec import Spec
 from memcalc.spec.towers import tower_trains
 from memcalc.spec.training import TOKENWISE
@@ -176,7 +173,8 @@ class SimulatedRun:
         self.passing: MicroBatch | None = None  # the current micro-batch
         self.length = 0  # its sequence length
         self.reference_engine: Engine | None = None  # of a model that scores each micro-batch of the policy
-        self.references: dict[int, MicroBatch] = {}  # the reference model's micro-batches by sequence length
+        # The reference's batches by sequence length and number of samples.
+        self.references: dict[tuple[int, int], MicroBatch] = {}
         # The micro-batches by whether gradients exist before them, and by sequence length.
         self.kinds: dict[tuple[bool, int], MicroBatch] = {}
         self.steady_step: RecordedRequests | None = None  # the optimizer step, for all steps but the first
@@ -324,46 +322,52 @@ class SimulatedRun:
         if not self.choice.zeroes_gradients:
             self.requests.drop(self.gradients)
             self.gradients = []
-        batch = self._without_gradients(evaluated(self.spec), self.engine)
+        run = evaluated(self.spec)
+        batch = self._without_gradients(run, self.engine)
         for _ in range(2):
             if not self.engine.keeps_gradients:  # the first batch leaves units unsharded
                 batch = MicroBatch(self.requests, batch.passing)
             self.engine.begin_evaluation()
             batch.forward()
             batch.loss()
+            if scored_by_reference(run):
+                self._score(run)
             batch.release()
         self.engine.after_evaluation()
         if self.engine.order_is_stale:  # the next backward has other requests
             self.kinds = {}
 
-    def _without_gradients(self, run: Spec, engine: Engine) -> MicroBatch:
+    def _without_gradients(self, run: Spec, engine: Engine, *, without_adapters: bool = False) -> MicroBatch:
         """Return a micro-batch with a forward outside autograd."""
         arriving = gradient_policy(run, exist=False, sharded=False)
         plan = items_of((), run.model.num_layers)
-        parts = StageBlocks(run, self.stage, run_sizer(run, self.card), arriving, plan, without_gradients=True)
+        sizer = run_sizer(run, self.card)
+        parts = StageBlocks(
+            run, self.stage, sizer, arriving, plan, without_gradients=True, without_adapters=without_adapters
+        )
         passing = self.passing_type(
             self.requests, parts, (LayerLoop(plan),), engine, self.parameters, self.workspace.each, self.threads
         )
         return MicroBatch(self.requests, passing)
 
-    def _score(self) -> None:
-        """Record the reference model's forward pass and loss on the current micro-batch."""
-        run = with_length(reference_run(self.spec), self.length)
+    def _score(self, spec: Spec) -> None:
+        """Record the forward pass and the loss of a reference on the current batch of a run."""
+        run = reference_run(spec)
         if self.reference_engine is None:
-            self.reference_engine = reference_engine_of(
-                self.requests, self.ordered, self.units, run, items_of((), run.model.num_layers)
-            )
+            plan = items_of((), run.model.num_layers)
+            self.reference_engine = reference_engine_of(self.requests, self.ordered, self.units, run, plan, self.engine)
         engine = self.reference_engine
-        if self.length not in self.references:
-            self.references[self.length] = self._without_gradients(run, engine)
+        key = run.training.sequence_length, run.training.micro_batch_size
+        if key not in self.references:
+            self.references[key] = self._without_gradients(run, engine, without_adapters=scores_itself(run))
         elif not engine.repeats:
-            self.references[self.length] = MicroBatch(self.requests, self.references[self.length].passing)
-        batch = self.references[self.length]
-        engine.begin_evaluation()
+            self.references[key] = MicroBatch(self.requests, self.references[key].passing)
+        batch = self.references[key]
+        engine.begin_scoring()
         batch.forward()
         batch.loss()
         batch.release()
-        engine.after_evaluation()
+        engine.after_scoring()
 
     def _generate(self) -> None:
         """Record the completions of a step, after the gradients of the step before are freed."""
@@ -382,7 +386,7 @@ class SimulatedRun:
         assert self.passing is not None
         self.passing.loss()
         if scored_by_reference(self.spec):
-            self._score()
+            self._score(with_length(self.spec, self.length))
         self._forget_output()
 
     def _forget_output(self) -> None:

@@ -1,0 +1,39 @@
+"""Forwards outside autograd that score a micro-batch of pairs, between the policy's loss and its backward.
+
+TRL 1.16 trl/trainer/dpo_trainer.py, _compute_loss, in training and in an evaluation: a second model computes the
+reference's log-probabilities, or the policy with its adapters disabled.
+"""
+
+from __future__ import annotations
+
+from memcalc.spec.programs import is_before
+from memcalc.spec.spec import Spec
+
+# Trainers of TRL, each with the first release that forces reentrant checkpoints on adapters under ZeRO stage 3
+# (trl/trainer/sft_trainer.py and others, __init__).
+REENTRANT_SINCE = {"sft": "0.28", **dict.fromkeys(("dpo", "kto", "reward", "grpo"), "1.9")}
+
+
+def scores_itself(spec: Spec) -> bool:
+    """Return whether the policy scores pairs a second time, with its adapters disabled.
+
+    Precomputed log-probabilities are not distinguished: with adapters the forward is counted.
+    """
+    training = spec.training
+    without_reference = training.lora is not None and not training.reference_model
+    return training.pairs and without_reference and spec.model.num_labels == 0
+
+
+def scored_by_reference(spec: Spec) -> bool:
+    """Return whether a reference scores each micro-batch after the policy; GRPO scores its completions beforehand."""
+    training = spec.training
+    return (training.reference_model and training.completion_length is None) or scores_itself(spec)
+
+
+def has_reentrant_checkpoints(spec: Spec) -> bool:
+    """Return whether recomputed layers run a backward of their own: in TRL's trainers, adapters at ZeRO stage 3."""
+    training, parallelism = spec.training, spec.parallelism
+    since = REENTRANT_SINCE.get(training.framework or "")
+    sharded = parallelism.engine == "deepspeed" and parallelism.zero_stage == 3
+    forced = since is not None and not is_before(training.versions, "trl", since)
+    return forced and sharded and training.lora is not None and training.recompute not in ("none", "selective")
