@@ -25,9 +25,15 @@ def scores_itself(spec: Spec) -> bool:
 
 
 def scored_by_reference(spec: Spec) -> bool:
-    """Return whether a reference scores each micro-batch after the policy; GRPO scores its completions beforehand."""
-    training = spec.training
-    return (training.reference_model and training.completion_length is None) or scores_itself(spec)
+    """Return whether a reference scores each micro-batch after the policy; GRPO scores its completions beforehand.
+
+    A policy that FSDP shards has the units of its first forward unsharded in the second: that is not modelled. It is
+    counted as a model of its own if all logits are live in it, and else left out.
+    """
+    training, parallelism = spec.training, spec.parallelism
+    is_fsdp = parallelism.engine in ("fsdp1", "fsdp2") and parallelism.zero_stage > 0
+    itself = scores_itself(spec) and not (is_fsdp and training.loss != "selective")
+    return (training.reference_model and training.completion_length is None) or itself
 
 
 def has_reentrant_checkpoints(spec: Spec) -> bool:
