@@ -146,6 +146,8 @@ FIELDS: dict[str, Meaning] = {
     "overrides_of_model_*": lacking("changes of the model's own config.json"),
     "max_packed_sequence_len": nothing("sequence_len is counted"),
     "center_rewards_coefficient": nothing("part of a reward model"),
+    "gc_steps": fact("emptied_caches", "training.empty_cache_steps"),
+    "gc_collect_steps": overcounted("cached blocks freed before some steps"),
     "precompute_ref_log_probs": overcounted("precomputed log-probabilities of the reference model"),
     **{name: noted("a custom loss") for name in _OTHER_LOSS},
     **dict.fromkeys(("process_reward_model", "use_eaft", "eaft_*"), lacking("a custom loss")),
@@ -174,7 +176,7 @@ FIELDS: dict[str, Meaning] = {
     **{
         name: nothing("no effect on the memory of a step")
         for name in (
-            *("trainer_cls", "device", "device_map", "world_size", "n_gpu", "n_node", "gc_steps", "gc_collect_steps"),
+            *("trainer_cls", "device", "device_map", "world_size", "n_gpu", "n_node"),
             *("max_memory", "gpu_memory_limit", "capabilities", "env_capabilities", "compute_capability", "reinit_*"),
             *("torch_version", "axolotl_config_path", "is_*_derived_model", "base_model_config", "cls_model_config"),
             *("type_of_model", "revision_of_model", "jagged_restart_*", "rope_scaling", "torchdistx_path", "modules"),
@@ -269,6 +271,9 @@ def _finish(draft: Draft) -> None:
     _note_preference(draft)
     place_fp32_modules(draft)
     place_fused_adapters(draft)
+    every = draft.facts.get("emptied_caches")  # utils/schemas/config.py, migrate_gc_steps
+    if type(every) is int and every > 0:
+        draft.default("training.empty_cache_steps", every)
     note_evaluation(draft, asked=_evaluates(draft.given_fields), batch="eval_batch_size")
     if in_8_bits:  # core/trainers/base.py, additional_accelerator_args
         gathers = draft.facts.get("fp8_gather") is True
@@ -328,6 +333,8 @@ def _place_pairs(draft: Draft) -> None:
     draft.values["training.dropout"] = 0.0
     if not full:
         draft.values["training.lora.dropout"] = 0.0
+    # core/trainers/dpo/trainer.py, training_step
+    draft.values["training.empty_cache_steps"], draft.values["training.empty_cache_when"] = 1, "after-backward"
 
 
 def _evaluates(fields: Mapping[str, Any]) -> bool:

@@ -128,7 +128,7 @@ TRAINER: dict[str, Meaning] = {
     "optim_target_modules": lacking("GaLore and its variants"),
     "label_smoothing_factor": lacking("a second copy of the log-probabilities"),
     "parallelism_config*": lacking("parallelism other than data parallelism"),
-    "torch_empty_cache_steps": nothing("cached blocks are part of reserved memory"),
+    "torch_empty_cache_steps": to("training.empty_cache_steps"),
     **{
         name: nothing("no effect on the memory of a step")
         for name in (

@@ -53,6 +53,8 @@ STEADY = tuple(phase for phase in PHASES if phase.endswith(f"_{STEPS}"))
 # Of a step's micro-batches the first creates gradients, the second adds to them, and the third finds the same free
 # blocks as all later ones.
 MICRO_BATCHES = 3
+# Of steps that do not empty the cache the first finds other free blocks than all later ones.
+EMPTYING_CYCLE = 2
 NOT_COMPARED = ("galore",)  # not compared with any recorded run: the null CUDA device has no cuSOLVER decompositions
 COMPARED_ALONE = ("adam-4bit",)  # compared with recorded runs of one GPU only
 
@@ -179,6 +181,7 @@ class SimulatedRun:
         self.kinds: dict[tuple[bool, int], MicroBatch] = {}
         self.steady_step: RecordedRequests | None = None  # the optimizer step, for all steps but the first
         self.steady_gradients: list[int] = []  # the gradients it was recorded with
+        self.steps = 0  # completed
 
     def play(self) -> Requests:
         """Record all phases."""
@@ -187,7 +190,8 @@ class SimulatedRun:
         between = tuple(phase for phase, is_asked in zip((EVALUATION, GENERATION), asked, strict=True) if is_asked)
         played = (*PHASES, *between, *STEADY * self._more_steps)  # the placement of blocks settles in the second step
         for phase, following in zip(played, (*played[1:], ""), strict=True):
-            if phase == f"forward_{STEPS}" and not self.lengths:  # the gradients of the step before are freed
+            # The gradients of the step before are freed.
+            if phase == f"forward_{STEPS}" and not self.lengths and not training.empty_cache_steps:
                 self.requests.begin_steady_step()
             self.requests.begin(phase)
             if phase == "optimizer":
@@ -203,9 +207,10 @@ class SimulatedRun:
 
     @property
     def _more_steps(self) -> int:
-        """The number of steps after the first ones: one, or as many as the lengths need."""
-        each = min(self.spec.training.gradient_accumulation_steps, MICRO_BATCHES)
-        return max(ceil(len(self.lengths) / each) - STEPS, 1)
+        """The number of steps after the first ones: one, or as many as the lengths and emptied caches need."""
+        training = self.spec.training
+        each = min(training.gradient_accumulation_steps, MICRO_BATCHES)
+        return max(ceil(len(self.lengths) / each) - STEPS, 1 if training.empty_cache_steps is None else EMPTYING_CYCLE)
 
     def _make(self, built: InitialTensors) -> list[int]:
         found: list[int] = []
@@ -400,6 +405,7 @@ class SimulatedRun:
 
     def _backward(self, *, last: bool = True) -> None:
         assert self.passing is not None
+        self._empty_cache("before-backward")
         self._drop_stale()
         arrived = self.passing.backward()
         if self.remaining and arrived:  # added to it
@@ -409,6 +415,13 @@ class SimulatedRun:
         if last:
             self.gradients = self.engine.after_last_backward(self.gradients)
         self.named = self.passing.release(keeps_output=self.keeps_output)
+        self._empty_cache("after-backward")
+
+    def _empty_cache(self, when: str) -> None:
+        """Free cached blocks, if the program does so now (transformers 5.23 trainer.py, training_step)."""
+        every, asked = self.spec.training.empty_cache_steps, self.spec.training.empty_cache_when
+        if every is not None and when == asked and self.steps % min(every, EMPTYING_CYCLE) == 0:
+            self.requests.empty_cache()
 
     def _step(self, *, first: bool) -> None:
         given = self.gradients if self.engine.frees_gradients else []
@@ -422,6 +435,7 @@ class SimulatedRun:
             self.steady_step, self.steady_gradients = None if first else self.requests.since(mark), given
         if given:
             self.gradients = []
+        self.steps += 1
 
 
 def unsupported_reason(spec: Spec) -> str:
@@ -457,6 +471,7 @@ def _reasons_of_ranks(spec: Spec, options: StateOptions) -> dict[str, bool]:
     deepspeed = parallelism.engine == "deepspeed"
     return {
         **(dict.fromkeys(pipeline_lacks(spec), True) if parallelism.pipeline_parallel > 1 else {}),
+        "an emptied cache in a pipeline": parallelism.pipeline_parallel > 1 and training.empty_cache_steps is not None,
         "context parallelism": parallelism.context_parallel > 1,
         "expert parallelism": parallelism.expert_parallel > 1,
         "a sharding engine on one rank": alone and parallelism.zero_stage > 0,

@@ -70,6 +70,15 @@ class TrainingSpec(ConfigBlock):
         description="when an evaluation runs: between steps | before the first step, on two batches (a sanity check) | "
         "both (LitGPT)",
     )
+    empty_cache_steps: Size | None = Field(
+        None,
+        description="torch.cuda.empty_cache() is called in each micro-batch of every n-th step, the first included "
+        "(TrainingArguments' torch_empty_cache_steps); default: never",
+    )
+    empty_cache_when: Literal["before-backward", "after-backward"] = Field(
+        "before-backward",
+        description="when it is called: before-backward (transformers' Trainer) | after-backward (axolotl's DPO)",
+    )
     evaluation_loss: Literal["training", "whole"] = Field(
         "training",
         description="an evaluation's loss: that of training | whole: of a shifted copy of all logits (LitGPT)",
