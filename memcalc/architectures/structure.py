@@ -19,7 +19,6 @@ from memcalc.spec.layers import fills_windows, has_padding_mask, masks_images, w
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.model_families.conversion import family_of, rules_of
 from memcalc.spec.programs import is_before
-from memcalc.spec.scoring import has_reentrant_checkpoints
 from memcalc.spec.spec import Spec
 from memcalc.spec.training import LIGER_FAMILIES, TOKENWISE, ParallelismSpec, TrainingSpec
 
@@ -322,7 +321,9 @@ def block_structure(spec: Spec) -> BlockStructure:
         fused_gate_up=huggingface and model.fused_gate_up,
         saves_on_host=saves_on_host,
         checkpoints_layers=training.recompute not in ("none", "selective"),
-        reentrant_checkpoints=has_reentrant_checkpoints(spec),
+        reentrant_checkpoints=huggingface
+        and training.reentrant_checkpoints
+        and training.recompute not in ("none", "selective"),
         frees_tables=saves_on_host != "none"
         and training.recompute == "none",  # a checkpoint's closure references them as arguments
         replaced_linears=replaces_linears(spec),

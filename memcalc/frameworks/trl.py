@@ -8,6 +8,7 @@ from typing import Any
 from memcalc.frameworks.deepspeed import runs_deepspeed
 from memcalc.frameworks.draft import FRAMEWORK, Draft
 from memcalc.frameworks.switches import is_on
+from memcalc.spec.programs import number
 
 CHUNK = 256  # tokens with live logits at a time: trl/trainer/sft_trainer.py, _CHUNKED_LM_HEAD_CHUNK_SIZE
 MOST_CHUNKS = 1024  # the most that `training.loss_chunks` accepts
@@ -178,6 +179,29 @@ def _place_sfts_loss(draft: Draft) -> None:
             draft.default("training.loss_chunks", min(max(-(-tokens // CHUNK), 1), MOST_CHUNKS))
 
 
+def place_reentrant_checkpoints(draft: Draft, program: str) -> None:
+    """Set whether checkpoints are reentrant, which TRL's trainers force on adapters at DeepSpeed's stage 3.
+
+    trl/trainer/sft_trainer.py and others, __init__: in the options `gradient_checkpointing_kwargs`. Since 5.23 the
+    Trainer of transformers reads `activation_checkpointing_kwargs`, which are the same if the file has options. DPO
+    passes them on when it enables checkpoints again, after the reference's forward (trl/models/utils.py,
+    disable_gradient_checkpointing): for all micro-batches but the first.
+    """
+    sharded = draft.given("parallelism.engine") == "deepspeed" and draft.given("parallelism.zero_stage") == 3
+    adapted = draft.given("training.finetune") in ("lora", "qlora")
+    forces = not _is_older(draft, "trl", REENTRANT_SINCE.get(program, "1.9"))
+    old_names = _is_older(draft, "transformers", NAMES_ACTIVATION_CHECKPOINTING)
+    has_options = any(path.startswith(_CHECKPOINT_OPTIONS) for path in draft.given_fields)
+    if sharded and adapted and forces and (program == "dpo" or old_names or has_options):
+        draft.default("training.reentrant_checkpoints", True)
+
+
+def _is_older(draft: Draft, package: str, release: str) -> bool:
+    """Return whether the run has a release of a package before this one; if it names none, it has the newest."""
+    found = draft.given(f"training.versions.{package}")
+    return found is not None and number(str(found)) < number(release)
+
+
 def note_second_models(draft: Draft) -> None:
     """Record the memory of preference training and reinforcement learning in addition to the policy.
 
@@ -233,6 +257,9 @@ def _place_adapters(draft: Draft) -> None:
             draft.default("training.recipe", "pure")  # optimizer states, too: no tensor is left for autocast to cast
 
 
+REENTRANT_SINCE = {"sft": "0.28"}  # of TRL; other trainers: 1.9
+NAMES_ACTIVATION_CHECKPOINTING = "5.23"  # of transformers
+_CHECKPOINT_OPTIONS = ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs")
 _REINFORCED = frozenset(("num_generations", "reward_funcs", "max_completion_length"))
 _ENGINE = ("use_vllm", "generation_batch_size")
 _PREFERENCES = (

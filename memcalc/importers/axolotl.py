@@ -16,6 +16,7 @@ from memcalc.frameworks.axolotl import (
 from memcalc.frameworks.draft import Draft
 from memcalc.frameworks.switches import is_on
 from memcalc.frameworks.trainer import note_evaluation, place_trainers_loop
+from memcalc.frameworks.trl import place_reentrant_checkpoints
 from memcalc.importers import float8
 from memcalc.importers.attention import EAGER, FLASH, SDPA, WORDS, attention
 from memcalc.importers.file_format import (
@@ -333,6 +334,7 @@ def _place_pairs(draft: Draft) -> None:
     draft.values["training.dropout"] = 0.0
     if not full:
         draft.values["training.lora.dropout"] = 0.0
+    place_reentrant_checkpoints(draft, "dpo")
     # core/trainers/dpo/trainer.py, training_step
     draft.values["training.empty_cache_steps"], draft.values["training.empty_cache_when"] = 1, "after-backward"
 

@@ -15,7 +15,7 @@ from memcalc.frameworks.trainer import (
     place_trainers_loop,
     trainer_evaluates,
 )
-from memcalc.frameworks.trl import note_second_models, place_trl, program_of
+from memcalc.frameworks.trl import note_second_models, place_reentrant_checkpoints, place_trl, program_of
 from memcalc.frameworks.weights import published_dtype
 from memcalc.importers import fsdp, trl
 from memcalc.importers.adapters import place_adapters
@@ -300,6 +300,8 @@ def _finish(draft: Draft) -> None:
     draft.facts["pefts_layers"] = True  # scripts hand `lora_target_modules` on to PEFT
     finish_trainer(draft, upcast=False, as_published=program == "trainer" and draft.has("transformers", "5.0"))
     place_trainers_loop(draft)
+    if program != "trainer":
+        place_reentrant_checkpoints(draft, program)
     note_second_models(draft)
     asked = trainer_evaluates(draft.given_fields)
     note_evaluation(draft, asked=asked, batch="per_device_eval_batch_size", silent=TRAINERS_EVALUATION)

@@ -409,8 +409,14 @@ class ZeRO3(Engine):
             self.requests.drop(together.buffers)
 
     def _leave(self, turn: ModuleTurn) -> None:
-        """Free the parameters of a module after its turn. Source: release_sub_module, __params_to_release."""
+        """Free the parameters of a module after its turn, except those that the running model reads, too.
+
+        Source: release_sub_module, __params_to_release.
+        """
+        shared = self._read_by_model() if self.knows_readers and not turn.reads_head else ()
         for number in (*turn.parameters, *turn.ends) if turn.releases else ():
+            if number in shared:
+                continue
             if turn.backward and not turn.again and number in self.views:
                 self.requests.drop((self.views.pop(number),))
             if turn.again and self.calls.keeps_recomputed and not self.ordered[number].trains:

@@ -6,12 +6,7 @@ reference's log-probabilities, or the policy with its adapters disabled.
 
 from __future__ import annotations
 
-from memcalc.spec.programs import is_before
 from memcalc.spec.spec import Spec
-
-# Trainers of TRL, each with the first release that forces reentrant checkpoints on adapters under ZeRO stage 3
-# (trl/trainer/sft_trainer.py and others, __init__).
-REENTRANT_SINCE = {"sft": "0.28", **dict.fromkeys(("dpo", "kto", "reward", "grpo"), "1.9")}
 
 
 def scores_itself(spec: Spec) -> bool:
@@ -34,12 +29,3 @@ def scored_by_reference(spec: Spec) -> bool:
     is_fsdp = parallelism.engine in ("fsdp1", "fsdp2") and parallelism.zero_stage > 0
     itself = scores_itself(spec) and not (is_fsdp and training.loss != "selective")
     return (training.reference_model and training.completion_length is None) or itself
-
-
-def has_reentrant_checkpoints(spec: Spec) -> bool:
-    """Return whether recomputed layers run a backward of their own: in TRL's trainers, adapters at ZeRO stage 3."""
-    training, parallelism = spec.training, spec.parallelism
-    since = REENTRANT_SINCE.get(training.framework or "")
-    sharded = parallelism.engine == "deepspeed" and parallelism.zero_stage == 3
-    forced = since is not None and not is_before(training.versions, "trl", since)
-    return forced and sharded and training.lora is not None and training.recompute not in ("none", "selective")

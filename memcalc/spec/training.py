@@ -150,6 +150,11 @@ class TrainingSpec(ConfigBlock):
         description="layers that backward recomputes: none | selective | full | every-k (each k-th) | a list of them, "
         "where a nested list is one checkpoint segment",
     )
+    reentrant_checkpoints: bool = Field(
+        False,
+        description="whether a recomputed layer runs a backward of its own (torch.utils.checkpoint, "
+        "use_reentrant=True; with implementation huggingface), as TRL forces on adapters at ZeRO stage 3",
+    )
     recompute_modules: Annotated[tuple[RecomputeModule, ...], Field(strict=False)] = Field(
         ("core_attn",), description="modules that selective recomputation recomputes, in Megatron-LM's syntax"
     )

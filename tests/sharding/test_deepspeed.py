@@ -19,7 +19,6 @@ from memcalc.sharding.zero3_modules import reference_modules
 from memcalc.sharding.zero3_order import Order
 from memcalc.sharding.zero12 import WaitingGradient, reduced_together
 from memcalc.simulation.simulated_run import SimulatedRun, run_requests, simulate, unsupported_reason
-from memcalc.spec.scoring import has_reentrant_checkpoints
 from memcalc.spec.spec import Spec
 from memcalc.spec.zero import ZeroSpec
 from memcalc.stream.requests import Requests
@@ -414,7 +413,7 @@ NARROW = 2 * RANK * WIDTH  # bytes of a matrix of an adapter with the hidden siz
 INTO = 6 * NARROW + 4 * NARROW
 OUT_OF = 4 * NARROW + 2 * 4 * NARROW + NARROW
 ITSELF = ("pairs=true", f"lora.rank={RANK}")  # DPO with adapters and no second model
-REENTRANT = ("implementation=huggingface", "framework=dpo", "recompute=full")
+REENTRANT = ("implementation=huggingface", "framework=dpo", "recompute=full", "reentrant_checkpoints=true")
 
 
 def test_a_policy_that_scores_itself_gathers_one_module_at_a_time() -> None:
@@ -441,22 +440,6 @@ def test_its_backward_keeps_what_it_gathers() -> None:
 def test_a_reentrant_checkpoint_keeps_frozen_parameters_until_backward_has_ended() -> None:
     """The embedding is gathered last, since its output needs a gradient. No adapter is left by then."""
     assert gathered("backward_2", *ITSELF, *REENTRANT) == 2 * ELEMENTS
-
-
-@pytest.mark.parametrize(
-    ("words", "is_reentrant"),
-    [
-        (("framework=dpo", "zero_stage=3"), True),
-        (("framework=dpo", "zero_stage=3", "versions.trl=v1.8"), False),
-        (("framework=sft", "zero_stage=3", "versions.trl=v1.8"), True),
-        (("framework=trainer", "zero_stage=3"), False),
-        (("framework=dpo", "zero_stage=2"), False),
-    ],
-)
-def test_trl_forces_reentrant_checkpoints(words: tuple[str, ...], *, is_reentrant: bool) -> None:
-    spec = small(f"lora.rank={RANK}", "recompute=full", "implementation=huggingface", *words)
-
-    assert has_reentrant_checkpoints(spec) is is_reentrant
 
 
 # -- recorded ranks ----------------------------------------------------------------------------------------------------
