@@ -428,8 +428,9 @@ class ZeRO3(Engine):
 
     def _free_recomputed(self) -> None:
         """Free the frozen parameters of a recomputation, except small ones; source: update_recompute_parameters."""
+        keeps_small = self.in_order or self.calls.reentrant
         for number in self.recomputed:
-            if not self.in_order or self.elements[number] > self.choice.zero.param_persistence_threshold:
+            if not keeps_small or self.elements[number] > self.choice.zero.param_persistence_threshold:
                 self._release(number)
         self.recomputed = {}
 
@@ -516,12 +517,14 @@ class ZeRO3(Engine):
             self._reduce()
             if self.calls.frees_leftovers:
                 self._free_leftovers()
+        elif self.calls.reentrant and not self.scores_itself:  # the layer itself has begun its recomputation
+            self._free_recomputed()
         return []
 
     def _free_leftovers(self) -> None:
         """Free parameters of modules that have not ended in backward, such as the model and the embedding.
 
-        A reentrant checkpoint gathers frozen parameters for the last of these that has begun outside of it. Source:
+        If the model has scored itself, its layers are such modules, for which reentrant checkpoints gather. Source:
         partitioned_param_coordinator.py, release_backward_leftovers.
         """
         turns = (turn for turn in self.turns if turn.backward and (turn.reads_head or not turn.releases))
