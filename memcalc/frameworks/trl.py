@@ -129,9 +129,18 @@ def _place_grpo(draft: Draft) -> None:
     beta = fields.get("beta", 0)
     if beta not in (0, 0.0) and not (is_on(facts.get("peft")) or "model_init_kwargs" in fields):
         draft.default("training.reference_model", True)
+
+
+def place_completions(draft: Draft) -> None:
+    """Set the completions that GRPOTrainer generates, once it is known what shards the weights.
+
+    DeepSpeed's stages 1 and 2 leave them whole.
+    """
+    fields, facts = draft.given_fields, draft.facts
     if is_on(fields.get("use_vllm")):
         return
-    sharded = _asks(fields, ("fsdp", "deepspeed")) or draft.given("parallelism.zero_stage") not in (None, 0)
+    whole = (None, 0, 1, 2) if draft.given("parallelism.engine") == "deepspeed" else (None, 0)
+    sharded = draft.given("parallelism.zero_stage") not in whole
     batches, every = _batches_of_generation(draft), fields.get("num_iterations", 1)
     accumulated = fields.get("gradient_accumulation_steps", 1)
     known = all(type(each) is int and each > 0 for each in (batches, every, accumulated))

@@ -15,7 +15,13 @@ from memcalc.frameworks.trainer import (
     place_trainers_loop,
     trainer_evaluates,
 )
-from memcalc.frameworks.trl import note_second_models, place_reentrant_checkpoints, place_trl, program_of
+from memcalc.frameworks.trl import (
+    note_second_models,
+    place_completions,
+    place_reentrant_checkpoints,
+    place_trl,
+    program_of,
+)
 from memcalc.frameworks.weights import published_dtype
 from memcalc.importers import fsdp, trl
 from memcalc.importers.adapters import place_adapters
@@ -300,6 +306,8 @@ def _finish(draft: Draft) -> None:
     draft.facts["pefts_layers"] = True  # scripts hand `lora_target_modules` on to PEFT
     finish_trainer(draft, upcast=False, as_published=program == "trainer" and draft.has("transformers", "5.0"))
     place_trainers_loop(draft)
+    if program == "grpo":
+        place_completions(draft)
     if program != "trainer":
         place_reentrant_checkpoints(draft, program)
     note_second_models(draft)

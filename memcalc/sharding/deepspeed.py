@@ -175,8 +175,6 @@ def lacks(spec: Spec, plan: Segment) -> Iterator[str]:
         f"DeepSpeed and optimizer {training.optimizer}": training.optimizer not in COMPARED,
         "DeepSpeed and an average of the weights": training.ema != "none",
         "DeepSpeed and FP8": training.fp8 != "none",
-        "DeepSpeed and a reference model of completions": training.reference_model
-        and training.completion_length is not None,
         f"ZeRO stage 3 and a loss that is {training.loss}, outside the model": whole
         and training.loss in TOKENWISE
         and not _computes_loss_by_tokens(spec),

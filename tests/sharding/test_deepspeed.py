@@ -552,10 +552,6 @@ def test_recorded_ranks() -> None:
         (("zero_stage=2", "ema=fp32"), "DeepSpeed and an average of the weights"),
         (("zero_stage=3", "qlora.block_size=64", "lora.rank=8"), "ZeRO stage 3 and 4-bit weights"),
         (("zero_stage=2", "loss=vocab-parallel"), "DeepSpeed and a loss that is vocab-parallel"),
-        (
-            ("zero_stage=2", "reference_model=true", "completion_length=16"),
-            "DeepSpeed and a reference model of completions",
-        ),
         (("zero_stage=3", "framework=grpo"), "ZeRO stage 3 and scores of completions"),
         (("zero_stage=3", "loss=chunked"), "ZeRO stage 3 and a loss that is chunked, outside the model"),
         (("zero_stage=2", "versions.deepspeed=0.18.2"), "DeepSpeed before 0.19"),
