@@ -95,7 +95,7 @@ def _score(ops: Operators, c: BlockStructure, x: Tensor, width: str) -> None:
 def _loss_of(ops: Operators, c: BlockStructure, logits: Tensor, *, fp32_logits: bool) -> None:
     """Write the loss of all logits."""
     if c.loss == "selective":
-        ops.tape.hold(ops.selective_log_softmax(logits))
+        ops.tape.hold(ops.selective_log_softmax(logits, copies=c.copies_scored_logits))
         return
     if not c.upcasts_logits:
         ops.cross_entropy(logits, dtype="fp32" if c.autocast else logits.dtype)

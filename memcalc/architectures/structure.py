@@ -134,6 +134,7 @@ class BlockStructure(NamedTuple):
     training_cache: str = "none"  # the model's output has a KV cache in training: "references" or "copies"
     fp8_columns: bool = False  # Transformer Engine makes a second FP8 copy for backward GEMMs
     float8: Float8 | None = None  # options of torchao's FP8 linear layers
+    copies_scored_logits: bool = False  # the kernel of loss selective reads a copy of the logits
     upcasts_logits: bool = True  # the loss makes an fp32 copy of the logits
     recomputes_loss: bool = True  # a chunked loss checkpoints each chunk
     chunks_head: bool = True  # a chunked loss also chunks the LM head
@@ -334,6 +335,7 @@ def block_structure(spec: Spec) -> BlockStructure:
         fp8=training.fp8 if megatron else "none",
         fp8_columns=megatron and training.fp8 != "none" and needs_columns(training.fp8, _gpu(spec)),
         float8=float8_of(spec),
+        copies_scored_logits=training.loss == "selective" and training.framework != "dpo",
         upcasts_logits=training.loss_upcast,
         recomputes_loss=training.loss_recompute,
         chunks_head=training.chunked_head,

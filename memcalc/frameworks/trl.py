@@ -94,12 +94,16 @@ def place_trl(draft: Draft, program: str) -> None:
 def _place_dpo(draft: Draft) -> None:
     """Set DPOTrainer's fields: both sequences of a pair are in one forward; since 1.15 the LM head runs in tiles.
 
+    Of 1.14 a kernel reads all logits; before, PyTorch's operators did.
+
     trl/trainer/dpo_trainer.py: the reference is a second copy of the policy, unless adapters are disabled to get it, or
     its log-probabilities are precomputed.
     """
     fields = draft.given_fields
     if draft.has("trl", "1.15"):
         draft.default("training.loss", "tiled")
+    elif draft.has("trl", "1.14"):
+        draft.default("training.loss", "selective")
     else:
         draft.limit("log-probabilities of pairs", "the loss of SFT over all logits is counted", holds_memory=False)
     draft.default("training.pairs", True)
@@ -186,6 +190,18 @@ def _place_sfts_loss(draft: Draft) -> None:
         if type(length) is int:
             tokens = length * (batch if type(batch) is int else 1)
             draft.default("training.loss_chunks", min(max(-(-tokens // CHUNK), 1), MOST_CHUNKS))
+
+
+def place_logits_of_pairs(draft: Draft) -> None:
+    """Set the dtype of the logits that the kernel of loss selective reads.
+
+    accelerate utils/operations.py, convert_outputs_to_fp32: in mixed precision they are copied in fp32, even if no
+    tensor is left for autocast to cast.
+    """
+    mixed = any(is_on(draft.facts.get(name)) for name in ("bf16", "fp16")) and not runs_deepspeed(draft)
+    autocasts = mixed or draft.given("training.autocast") or draft.given("training.recipe") == "amp"
+    if draft.values.get("training.loss") == "selective" and autocasts:
+        draft.values["training.logits_dtype"] = "fp32"
 
 
 def place_reentrant_checkpoints(draft: Draft, program: str) -> None:

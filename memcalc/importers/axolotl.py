@@ -16,7 +16,7 @@ from memcalc.frameworks.axolotl import (
 from memcalc.frameworks.draft import Draft
 from memcalc.frameworks.switches import is_on
 from memcalc.frameworks.trainer import note_evaluation, place_trainers_loop
-from memcalc.frameworks.trl import place_reentrant_checkpoints
+from memcalc.frameworks.trl import place_logits_of_pairs, place_reentrant_checkpoints
 from memcalc.importers import float8
 from memcalc.importers.attention import EAGER, FLASH, SDPA, WORDS, attention
 from memcalc.importers.file_format import (
@@ -319,8 +319,7 @@ def _place_pairs(draft: Draft) -> None:
     """
     draft.default("training.pairs", True)
     draft.default("training.loss", "selective")
-    if draft.given("training.autocast") or draft.given("training.recipe") == "amp":
-        draft.values["training.logits_dtype"] = "fp32"  # accelerate utils/operations.py, convert_outputs_to_fp32
+    place_logits_of_pairs(draft)
     draft.values["training.logits_until"] = "backward"  # _compute_loss references them until it has scored the pairs
     fields = draft.given_fields
     if is_on(fields.get("dpo_use_weighting")) or "dpo_loss_type" in fields:

@@ -18,6 +18,7 @@ from memcalc.frameworks.trainer import (
 from memcalc.frameworks.trl import (
     note_second_models,
     place_completions,
+    place_logits_of_pairs,
     place_reentrant_checkpoints,
     place_trl,
     program_of,
@@ -306,6 +307,8 @@ def _finish(draft: Draft) -> None:
     draft.facts["pefts_layers"] = True  # scripts hand `lora_target_modules` on to PEFT
     finish_trainer(draft, upcast=False, as_published=program == "trainer" and draft.has("transformers", "5.0"))
     place_trainers_loop(draft)
+    if program == "dpo":
+        place_logits_of_pairs(draft)
     if program == "grpo":
         place_completions(draft)
     if program != "trainer":

@@ -266,15 +266,20 @@ class ZeRO3(Engine):
         self._reset(forward)
         self.in_order = self.knows_readers = True
         pairs = enumerate(zip(self.turns, forward, strict=False))
-        self.leaves_order = next(at for at, (own, other) in pairs if own[:3] != other[:3])
+        self.leaves_order = next((at for at, (own, other) in pairs if own[:3] != other[:3]), len(self.turns))
 
     def after_scoring(self) -> None:
         """Go on with the backward of the policy."""
         if not self.scores_itself:
             return
+        self._leave_order()  # at the latest
         self._trace(self.calls.turns)
         self.turn, self.running = next(at for at, turn in enumerate(self.turns) if turn.backward), None
-        self.leaves_order = -1
+
+    def _leave_order(self) -> None:
+        """Free prefetched parameters, and prefetch no more. Source: _invalidate_trace."""
+        self._free_arriving()
+        self.in_order, self.leaves_order = False, -1
 
     def module_of(self, unit: int, name: str) -> str:
         """Return one name of the module, which may have several; "" for a container's parameter."""
@@ -344,8 +349,7 @@ class ZeRO3(Engine):
         turn = self.turns[at]
         wanted = turn.parameters
         if at == self.leaves_order:
-            self._free_arriving()
-            self.in_order = False
+            self._leave_order()
         if not (self.knows_readers or turn.backward):
             if not turn.names:
                 return

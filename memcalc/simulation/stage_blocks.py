@@ -119,7 +119,11 @@ class StageBlocks:
         """
         in_model = state_options(self.spec).loss_in_model and not self.spec.training.pairs
         structure = block_structure(self.spec)._replace(names_head_input=in_model)
-        return structure._replace(evaluates=True, checkpoints_layers=False) if without_gradients else structure
+        if not without_gradients:
+            return structure
+        # The function that scores pairs references their logits until it returns; autograd saves none.
+        drops = structure.drops_logits and structure.loss != "selective"
+        return structure._replace(evaluates=True, checkpoints_layers=False, drops_logits=drops)
 
     def _add(
         self, part: Part, structure: BlockStructure, layer: int = -1, *, again: bool = False, inside: bool = False

@@ -197,8 +197,8 @@ class TrainingSpec(ConfigBlock):
     loss: Loss = Field(
         "materialized",
         description="how logits and loss are computed: whole, in chunks, fused, or sharded over the vocabulary; with "
-        "implementation megatron fused is Transformer Engine's, on logits that it overwrites; selective is axolotl's "
-        "kernel for the log-probabilities of labels, with pairs",
+        "implementation megatron fused is Transformer Engine's, on logits that it overwrites; selective is "
+        "axolotl's kernel for the log-probabilities of labels, or TRL 1.14's with framework dpo, with pairs",
     )
     loss_chunks: Annotated[int, Field(gt=0, le=1024)] = Field(
         8, description="number of chunks of the tokens in a chunked loss"

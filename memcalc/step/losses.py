@@ -31,7 +31,7 @@ def tokenwise_loss(training: TrainingSpec, head: Head) -> Loss:
     if training.loss == "tiled":
         raise Unavailable("loss = tiled runs TRL's Triton kernels: dry-run a program of TRL, or trace loss=chunked.")
     if training.loss == "selective":
-        raise Unavailable("loss = selective runs axolotl's Triton kernel: dry-run a program of axolotl.")
+        raise Unavailable("loss = selective runs a Triton kernel of axolotl or TRL: dry-run their program.")
     if importlib.util.find_spec("liger_kernel") is None:
         raise Unavailable("loss = fused needs Liger, which is not installed. Run: pip install liger-kernel")
     transformers: Any = importlib.import_module("liger_kernel.transformers")

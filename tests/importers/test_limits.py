@@ -440,3 +440,14 @@ def test_stages_that_train_one_sequence_at_a_time_are_no_pairs(tmp_path: Path) -
     for stage in ("sft", "pt"):
         assert holding(loaded(tmp_path, FACTORY.replace("dpo", stage) + "finetuning_type: full\n")) == set()
     assert llama_factory.LLAMA_FACTORY.name == "LLaMA-Factory"
+
+
+@pytest.mark.parametrize(
+    ("release", "loss", "noted"), [("1.16", "tiled", False), ("1.14.2", "selective", False), ("1.13", None, True)]
+)
+def test_the_loss_of_pairs_by_release(release: str, loss: str | None, noted: bool, tmp_path: Path) -> None:
+    spec = loaded(tmp_path, DPO, f"versions.trl=v{release}")
+
+    assert spec.training.loss == (loss or "materialized")
+    assert ("log-probabilities of pairs" in limits(spec)) is noted
+    assert spec.training.logits_dtype == ("fp32" if loss == "selective" else "compute")

@@ -125,21 +125,22 @@ def test_trainer_autocasts_whatever_its_weights_are_in(
 
 
 TRLS = {"use_peft": True, "gradient_checkpointing": True, "deepspeed": {"zero_optimization": {"stage": 3}}}
+TRL = (*TODAY, "versions.trl=v1.16")
 OPTIONS = {"gradient_checkpointing_kwargs": {"use_reentrant": False}}
 
 
 @pytest.mark.parametrize(
     ("program", "more", "release", "is_reentrant"),
     [
-        ("dpo", {}, TODAY, True),  # passes the options on itself
-        ("sft", {}, TODAY, False),  # changes options that Trainer no longer reads
-        ("sft", OPTIONS, TODAY, True),  # which are the same as those it reads, if the file has any
-        ("sft", {}, ("versions.transformers=v5.22",), True),
-        ("dpo", {}, ("versions.trl=v1.8",), False),
-        ("sft", OPTIONS, ("versions.trl=v0.27",), False),
-        ("dpo", {"deepspeed": {"zero_optimization": {"stage": 2}}}, TODAY, False),
-        ("dpo", {"use_peft": False}, TODAY, False),
-        ("trainer", OPTIONS, TODAY, False),
+        ("dpo", {}, TRL, True),  # passes the options on itself
+        ("sft", {}, TRL, False),  # changes options that Trainer no longer reads
+        ("sft", OPTIONS, TRL, True),  # which are the same as those it reads, if the file has any
+        ("sft", {}, ("versions.transformers=v5.22", "versions.trl=v1.16"), True),
+        ("dpo", {}, (*TODAY, "versions.trl=v1.8"), False),
+        ("sft", OPTIONS, (*TODAY, "versions.trl=v0.27"), False),
+        ("dpo", {"deepspeed": {"zero_optimization": {"stage": 2}}}, TRL, False),
+        ("dpo", {"use_peft": False}, TRL, False),
+        ("trainer", OPTIONS, TRL, False),
     ],
 )
 def test_trl_forces_reentrant_checkpoints_on_adapters_at_stage_3(
