@@ -94,7 +94,7 @@ def place_trl(draft: Draft, program: str) -> None:
 def _place_dpo(draft: Draft) -> None:
     """Set DPOTrainer's fields: both sequences of a pair are in one forward; since 1.15 the LM head runs in tiles.
 
-    Of 1.14 a kernel reads all logits; before, PyTorch's operators did.
+    In 1.14 a kernel reads all logits, of which loss sft makes a cross-entropy besides; before, PyTorch's operators did.
 
     trl/trainer/dpo_trainer.py: the reference is a second copy of the policy, unless adapters are disabled to get it, or
     its log-probabilities are precomputed.
@@ -102,7 +102,7 @@ def _place_dpo(draft: Draft) -> None:
     fields = draft.given_fields
     if draft.has("trl", "1.15"):
         draft.default("training.loss", "tiled")
-    elif draft.has("trl", "1.14"):
+    elif draft.has("trl", "1.14") and "sft" not in _named_losses(fields):
         draft.default("training.loss", "selective")
     else:
         draft.limit("log-probabilities of pairs", "the loss of SFT over all logits is counted", holds_memory=False)

@@ -443,10 +443,16 @@ def test_stages_that_train_one_sequence_at_a_time_are_no_pairs(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("release", "loss", "noted"), [("1.16", "tiled", False), ("1.14.2", "selective", False), ("1.13", None, True)]
+    ("release", "more", "loss", "noted"),
+    [
+        ("1.16", "", "tiled", False),
+        ("1.14.2", "", "selective", False),
+        ("1.14.2", "loss_type: [sigmoid, sft]\n", None, True),  # a cross-entropy besides
+        ("1.13", "", None, True),
+    ],
 )
-def test_the_loss_of_pairs_by_release(release: str, loss: str | None, noted: bool, tmp_path: Path) -> None:
-    spec = loaded(tmp_path, DPO, f"versions.trl=v{release}")
+def test_the_loss_of_pairs_by_release(release: str, more: str, loss: str | None, noted: bool, tmp_path: Path) -> None:
+    spec = loaded(tmp_path, DPO + more, f"versions.trl=v{release}")
 
     assert spec.training.loss == (loss or "materialized")
     assert ("log-probabilities of pairs" in limits(spec)) is noted
