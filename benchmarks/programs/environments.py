@@ -25,6 +25,7 @@ HF5_DEEPSPEED = Environment(  # the releases of DeepSpeed that memcalc replays b
     (*HF5.requirements[:5], "datasets", "deepspeed==0.19.8"),
     HF5.packages,
 )
+HF5_TRL_114 = Environment("hf5-trl-1.14", (*HF5.requirements[:4], "trl==1.14.0", "datasets"), HF5.packages)
 HF457 = Environment(
     "hf457",
     ("transformers==4.57.6", "accelerate==1.12.0", "peft==0.18.0", "bitsandbytes==0.49.0", "datasets"),

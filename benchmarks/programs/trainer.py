@@ -21,8 +21,8 @@ FILE = "config.yaml"
 MOST_BILLIONS = 3  # of parameters that are loaded in fp32: the host holds them for a moment
 
 
-def draw_program(draw: Draw, release: tuple[int, int] = (5, 23)) -> Program:
-    """A program on one GPU."""
+def draw_program(draw: Draw, release: tuple[int, int] = (5, 23), *, empties: bool = False) -> Program:
+    """A program on one GPU; `empties`: it frees cached blocks in some steps."""
     adapters = draw.of("adapters", KINDS)
     model = draw_model(draw, adapters, release)
     attention = draw.of("attention", (None, None, "sdpa", None, "eager"))
@@ -39,6 +39,7 @@ def draw_program(draw: Draw, release: tuple[int, int] = (5, 23)) -> Program:
         **precision,
         **adapter_fields(draw, adapters),
         **trainer_fields(draw, batch),
+        **({"torch_empty_cache_steps": draw.of("emptied caches", (1, 2, 4))} if empties else {}),
     }
     return Program(
         files={FILE: written_yaml(fields), "train.py": script("trainer.py")},
@@ -52,6 +53,7 @@ def draw_program(draw: Draw, release: tuple[int, int] = (5, 23)) -> Program:
 
 FAMILIES = (
     Family("trainer-5", HF5, draw_program),
+    Family("trainer-5-emptied", HF5, partial(draw_program, empties=True)),
     Family("trainer-4.57", HF457, partial(draw_program, release=(4, 57))),
     Family("trainer-4.48", HF448, partial(draw_program, release=(4, 48))),
 )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.programs.data import PROMPT
-from benchmarks.programs.environments import HF5
+from benchmarks.programs.environments import HF5, HF5_TRL_114
 from benchmarks.programs.huggingface import (
     ADAPTERS,
     CARDS,
@@ -155,6 +155,7 @@ def draw_grpo(draw: Draw) -> Program:
 FAMILIES = (
     Family("trl-sft", HF5, draw_sft),
     Family("trl-dpo", HF5, draw_dpo),
+    Family("trl-dpo-1.14", HF5_TRL_114, draw_dpo),
     Family("trl-reward", HF5, draw_reward),
     Family("trl-grpo", HF5, draw_grpo),
 )

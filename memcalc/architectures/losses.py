@@ -108,7 +108,7 @@ def _loss_of(ops: Operators, c: BlockStructure, logits: Tensor, *, fp32_logits: 
         ops.add_losses(divergence, ops.cross_entropy(ops.cast(rows, "fp32", "logits in fp32")))
         return
     if c.loss == "selective":
-        ops.tape.hold(ops.selective_log_softmax(logits))
+        ops.tape.hold(ops.selective_log_softmax(logits, copies=c.copies_scored_logits))
         return
     if c.loss == "gathered":
         ops.tape.hold(ops.gathered_log_softmax(logits, apart=c.scores_apart))

@@ -130,12 +130,14 @@ class BlockStructure(NamedTuple):
     fp8: str = "none"  # scaling recipe of Transformer Engine's FP8 GEMMs
     saves_on_host: str = "none"  # type of host memory for saved tensors
     checkpoints_layers: bool = False  # layers are checkpoints, so their arguments stay live until recomputation
+    reentrant_checkpoints: bool = False  # a recomputed layer runs a backward of its own
     frees_tables: bool = False  # saved tensors are offloaded and none recomputed, so tables end with forward
     replaced_linears: bool = False  # DeepSpeed's stage 3 runs its own linear layers (runtime/zero/linear.py)
     caches_casts: bool = True  # autocast caches casts of leaves
     training_cache: str = "none"  # the model's output has a KV cache in training: "references" or "copies"
     fp8_columns: bool = False  # Transformer Engine makes a second FP8 copy for backward GEMMs
     float8: Float8 | None = None  # options of torchao's FP8 linear layers
+    copies_scored_logits: bool = False  # the kernel of loss selective reads a copy of the logits
     upcasts_logits: bool = True  # the loss makes an fp32 copy of the logits
     recomputes_loss: bool = True  # a chunked loss checkpoints each chunk
     chunks_head: bool = True  # a chunked loss also chunks the LM head
@@ -202,6 +204,11 @@ class BlockStructure(NamedTuple):
         # With a mask transformers repeats keys and values, so the memory-efficient kernel supports them.
         repeated = found.attention == "math" and (found.masked or not found.grouped)
         return found._replace(attention="memory-efficient") if repeated else found
+
+    def without_adapters(self) -> BlockStructure:
+        """Return the structure with the adapters disabled; their frozen base, perhaps in 4 bits, stays."""
+        base = None if self.adapters is None else self.adapters._replace(targets=(), saved=())
+        return self._replace(adapters=base)
 
     def as_read_by_head(self) -> BlockStructure:
         """Return the structure without options that the LM head does not depend on, so its tape is compiled once."""
@@ -328,6 +335,9 @@ def block_structure(spec: Spec) -> BlockStructure:
         fused_gate_up=huggingface and model.fused_gate_up,
         saves_on_host=saves_on_host,
         checkpoints_layers=training.recompute not in ("none", "selective"),
+        reentrant_checkpoints=huggingface
+        and training.reentrant_checkpoints
+        and training.recompute not in ("none", "selective"),
         frees_tables=saves_on_host != "none"
         and training.recompute == "none",  # a checkpoint's closure references them as arguments
         replaced_linears=replaces_linears(spec),
@@ -338,6 +348,7 @@ def block_structure(spec: Spec) -> BlockStructure:
         fp8=training.fp8 if megatron else "none",
         fp8_columns=megatron and training.fp8 != "none" and needs_columns(training.fp8, _gpu(spec)),
         float8=float8_of(spec),
+        copies_scored_logits=training.loss == "selective" and training.framework != "dpo",
         upcasts_logits=training.loss_upcast,
         recomputes_loss=training.loss_recompute,
         chunks_head=training.chunked_head,

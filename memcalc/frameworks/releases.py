@@ -106,6 +106,10 @@ RELEASES = {
                 "SFT and DPO compute LM head and log-probabilities in tiles; gradients are summed in fp32.",
                 "trainer/utils.py, add_fused_lm_head",
             ),
+            "1.14": ReleaseChange(
+                "DPO computes log-probabilities and entropies from all logits by a kernel of its own.",
+                "kernels/logprob_entropy.py",
+            ),
             "1.7": ReleaseChange(
                 "SFT computes its loss in checkpointed chunks of 256 tokens; before, from all logits at once. Adapters "
                 "have the dtype of the base model under ZeRO-3; before, fp32.",

@@ -8,6 +8,7 @@ from typing import Any
 from memcalc.frameworks.deepspeed import runs_deepspeed
 from memcalc.frameworks.draft import FRAMEWORK, Draft
 from memcalc.frameworks.switches import is_on
+from memcalc.spec.programs import number
 
 CHUNK = 256  # tokens with live logits at a time: trl/trainer/sft_trainer.py, _CHUNKED_LM_HEAD_CHUNK_SIZE
 MOST_CHUNKS = 1024  # the most that `training.loss_chunks` accepts
@@ -93,12 +94,16 @@ def place_trl(draft: Draft, program: str) -> None:
 def _place_dpo(draft: Draft) -> None:
     """Set DPOTrainer's fields: both sequences of a pair are in one forward; since 1.15 the LM head runs in tiles.
 
+    In 1.14 a kernel reads all logits, of which loss sft makes a cross-entropy besides; before, PyTorch's operators did.
+
     trl/trainer/dpo_trainer.py: the reference is a second copy of the policy, unless adapters are disabled to get it, or
     its log-probabilities are precomputed.
     """
     fields = draft.given_fields
     if draft.has("trl", "1.15"):
         draft.default("training.loss", "tiled")
+    elif draft.has("trl", "1.14") and "sft" not in _named_losses(fields):
+        draft.default("training.loss", "selective")
     else:
         draft.limit("log-probabilities of pairs", "the loss of SFT over all logits is counted", holds_memory=False)
     draft.default("training.pairs", True)
@@ -128,9 +133,18 @@ def _place_grpo(draft: Draft) -> None:
     beta = fields.get("beta", 0)
     if beta not in (0, 0.0) and not (is_on(facts.get("peft")) or "model_init_kwargs" in fields):
         draft.default("training.reference_model", True)
+
+
+def place_completions(draft: Draft) -> None:
+    """Set the completions that GRPOTrainer generates, once it is known what shards the weights.
+
+    DeepSpeed's stages 1 and 2 leave them whole.
+    """
+    fields, facts = draft.given_fields, draft.facts
     if is_on(fields.get("use_vllm")):
         return
-    sharded = _asks(fields, ("fsdp", "deepspeed")) or draft.given("parallelism.zero_stage") not in (None, 0)
+    whole = (None, 0, 1, 2) if draft.given("parallelism.engine") == "deepspeed" else (None, 0)
+    sharded = draft.given("parallelism.zero_stage") not in whole
     batches, every = _batches_of_generation(draft), fields.get("num_iterations", 1)
     accumulated = fields.get("gradient_accumulation_steps", 1)
     known = all(type(each) is int and each > 0 for each in (batches, every, accumulated))
@@ -176,6 +190,41 @@ def _place_sfts_loss(draft: Draft) -> None:
         if type(length) is int:
             tokens = length * (batch if type(batch) is int else 1)
             draft.default("training.loss_chunks", min(max(-(-tokens // CHUNK), 1), MOST_CHUNKS))
+
+
+def place_logits_of_pairs(draft: Draft) -> None:
+    """Set the dtype of the logits that the kernel of loss selective reads.
+
+    accelerate utils/operations.py, convert_outputs_to_fp32: in mixed precision they are copied in fp32, even if no
+    tensor is left for autocast to cast.
+    """
+    mixed = any(is_on(draft.facts.get(name)) for name in ("bf16", "fp16")) and not runs_deepspeed(draft)
+    autocasts = mixed or draft.given("training.autocast") or draft.given("training.recipe") == "amp"
+    if draft.values.get("training.loss") == "selective" and autocasts:
+        draft.values["training.logits_dtype"] = "fp32"
+
+
+def place_reentrant_checkpoints(draft: Draft, program: str) -> None:
+    """Set whether checkpoints are reentrant, which TRL's trainers force on adapters at DeepSpeed's stage 3.
+
+    trl/trainer/sft_trainer.py and others, __init__: in the options `gradient_checkpointing_kwargs`. Since 5.23 the
+    Trainer of transformers reads `activation_checkpointing_kwargs`, which are the same if the file has options. DPO
+    passes them on when it enables checkpoints again, after the reference's forward (trl/models/utils.py,
+    disable_gradient_checkpointing): for all micro-batches but the first.
+    """
+    sharded = draft.given("parallelism.engine") == "deepspeed" and draft.given("parallelism.zero_stage") == 3
+    adapted = draft.given("training.finetune") in ("lora", "qlora")
+    forces = not _is_older(draft, "trl", REENTRANT_SINCE.get(program, "1.9"))
+    old_names = _is_older(draft, "transformers", NAMES_ACTIVATION_CHECKPOINTING)
+    has_options = any(path.startswith(_CHECKPOINT_OPTIONS) for path in draft.given_fields)
+    if sharded and adapted and forces and (program == "dpo" or old_names or has_options):
+        draft.default("training.reentrant_checkpoints", True)
+
+
+def _is_older(draft: Draft, package: str, release: str) -> bool:
+    """Return whether the run has a release of a package before this one; if it names none, it has the newest."""
+    found = draft.given(f"training.versions.{package}")
+    return found is not None and number(str(found)) < number(release)
 
 
 def note_second_models(draft: Draft) -> None:
@@ -233,6 +282,9 @@ def _place_adapters(draft: Draft) -> None:
             draft.default("training.recipe", "pure")  # optimizer states, too: no tensor is left for autocast to cast
 
 
+REENTRANT_SINCE = {"sft": "0.28"}  # of TRL; other trainers: 1.9
+NAMES_ACTIVATION_CHECKPOINTING = "5.23"  # of transformers
+_CHECKPOINT_OPTIONS = ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs")
 _REINFORCED = frozenset(("num_generations", "reward_funcs", "max_completion_length"))
 _ENGINE = ("use_vllm", "generation_batch_size")
 _PREFERENCES = (

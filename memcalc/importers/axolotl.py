@@ -17,6 +17,7 @@ from memcalc.frameworks.context_parallel import place_rotation
 from memcalc.frameworks.draft import Draft
 from memcalc.frameworks.switches import is_on
 from memcalc.frameworks.trainer import note_evaluation, place_trainers_loop
+from memcalc.frameworks.trl import place_logits_of_pairs, place_reentrant_checkpoints
 from memcalc.importers import float8
 from memcalc.importers.attention import EAGER, FLASH, SDPA, WORDS, attention
 from memcalc.importers.file_format import (
@@ -147,6 +148,8 @@ FIELDS: dict[str, Meaning] = {
     "overrides_of_model_*": lacking("changes of the model's own config.json"),
     "max_packed_sequence_len": nothing("sequence_len is counted"),
     "center_rewards_coefficient": nothing("part of a reward model"),
+    "gc_steps": fact("emptied_caches", "training.empty_cache_steps"),
+    "gc_collect_steps": overcounted("cached blocks freed before some steps"),
     "precompute_ref_log_probs": overcounted("precomputed log-probabilities of the reference model"),
     **{name: noted("a custom loss") for name in _OTHER_LOSS},
     **dict.fromkeys(("process_reward_model", "use_eaft", "eaft_*"), lacking("a custom loss")),
@@ -175,7 +178,7 @@ FIELDS: dict[str, Meaning] = {
     **{
         name: nothing("no effect on the memory of a step")
         for name in (
-            *("trainer_cls", "device", "device_map", "world_size", "n_gpu", "n_node", "gc_steps", "gc_collect_steps"),
+            *("trainer_cls", "device", "device_map", "world_size", "n_gpu", "n_node"),
             *("max_memory", "gpu_memory_limit", "capabilities", "env_capabilities", "compute_capability", "reinit_*"),
             *("torch_version", "axolotl_config_path", "is_*_derived_model", "base_model_config", "cls_model_config"),
             *("type_of_model", "revision_of_model", "jagged_restart_*", "rope_scaling", "torchdistx_path", "modules"),
@@ -273,6 +276,9 @@ def _finish(draft: Draft) -> None:
     _note_preference(draft)
     place_fp32_modules(draft)
     place_fused_adapters(draft)
+    every = draft.facts.get("emptied_caches")  # utils/schemas/config.py, migrate_gc_steps
+    if type(every) is int and every > 0:
+        draft.default("training.empty_cache_steps", every)
     note_evaluation(draft, asked=_evaluates(draft.given_fields), batch="eval_batch_size")
     if in_8_bits:  # core/trainers/base.py, additional_accelerator_args
         gathers = draft.facts.get("fp8_gather") is True
@@ -317,8 +323,7 @@ def _place_pairs(draft: Draft) -> None:
     """
     draft.default("training.pairs", True)
     draft.default("training.loss", "selective")
-    if draft.given("training.autocast") or draft.given("training.recipe") == "amp":
-        draft.values["training.logits_dtype"] = "fp32"  # accelerate utils/operations.py, convert_outputs_to_fp32
+    place_logits_of_pairs(draft)
     draft.values["training.logits_until"] = "backward"  # _compute_loss references them until it has scored the pairs
     fields = draft.given_fields
     if is_on(fields.get("dpo_use_weighting")) or "dpo_loss_type" in fields:
@@ -332,6 +337,9 @@ def _place_pairs(draft: Draft) -> None:
     draft.values["training.dropout"] = 0.0
     if not full:
         draft.values["training.lora.dropout"] = 0.0
+    place_reentrant_checkpoints(draft, "dpo")
+    # core/trainers/dpo/trainer.py, training_step
+    draft.values["training.empty_cache_steps"], draft.values["training.empty_cache_when"] = 1, "after-backward"
 
 
 def _evaluates(fields: Mapping[str, Any]) -> bool:

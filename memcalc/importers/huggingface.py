@@ -15,7 +15,14 @@ from memcalc.frameworks.trainer import (
     place_trainers_loop,
     trainer_evaluates,
 )
-from memcalc.frameworks.trl import note_second_models, place_trl, program_of
+from memcalc.frameworks.trl import (
+    note_second_models,
+    place_completions,
+    place_logits_of_pairs,
+    place_reentrant_checkpoints,
+    place_trl,
+    program_of,
+)
 from memcalc.frameworks.weights import published_dtype
 from memcalc.importers import fsdp, trl
 from memcalc.importers.adapters import place_adapters
@@ -128,7 +135,7 @@ TRAINER: dict[str, Meaning] = {
     "optim_target_modules": lacking("GaLore and its variants"),
     "label_smoothing_factor": lacking("a second copy of the log-probabilities"),
     "parallelism_config*": lacking("parallelism other than data parallelism"),
-    "torch_empty_cache_steps": nothing("cached blocks are part of reserved memory"),
+    "torch_empty_cache_steps": to("training.empty_cache_steps"),
     **{
         name: nothing("no effect on the memory of a step")
         for name in (
@@ -300,6 +307,12 @@ def _finish(draft: Draft) -> None:
     draft.facts["pefts_layers"] = True  # scripts hand `lora_target_modules` on to PEFT
     finish_trainer(draft, upcast=False, as_published=program == "trainer" and draft.has("transformers", "5.0"))
     place_trainers_loop(draft)
+    if program == "dpo":
+        place_logits_of_pairs(draft)
+    if program == "grpo":
+        place_completions(draft)
+    if program != "trainer":
+        place_reentrant_checkpoints(draft, program)
     note_second_models(draft)
     asked = trainer_evaluates(draft.given_fields)
     note_evaluation(draft, asked=asked, batch="per_device_eval_batch_size", silent=TRAINERS_EVALUATION)

@@ -207,28 +207,39 @@ class ChunkedLoss(LoraLinear, Loss):
         )
         tape.hold(loss)
 
-    def selective_log_softmax(self, logits: Tensor) -> Tensor:
-        """The log-probabilities of labels by axolotl's kernel, from a copy of the logits without the last token's.
+    def selective_log_softmax(self, logits: Tensor, *, copies: bool) -> Tensor:
+        """The log-probabilities of labels by a kernel, from the logits without the last token's.
 
-        axolotl 0.19 monkeypatch/trainer/utils.py, selective_log_softmax: the slice cannot be viewed as rows, so
-        `reshape` copies it. Autograd saves the copy.
+        axolotl 0.19 monkeypatch/trainer/utils.py, selective_log_softmax: `reshape` copies them, because the slice
+        cannot be viewed as rows. Autograd saves the copy. trl 1.14 trl/kernels/logprob_entropy.py reads the slice,
+        which is saved, and computes the entropy as well.
+
+        Args:
+            logits: the logits.
+            copies: whether the kernel is axolotl's.
         """
-        tape, citation = self.tape, "axolotl 0.19 monkeypatch/trainer/utils.py, selective_log_softmax"
-        rows = tape.new("logits of tokens with a label", ("b", "s-1", "V"), logits.dtype, citation, grad=logits.grad)
+        tape = self.tape
+        citation = "axolotl 0.19 monkeypatch/trainer/utils.py" if copies else "trl 1.14 trl/kernels/logprob_entropy.py"
+        shape, of_token = ("b", "s-1", "V"), ("b", "s-1")
+        if copies:
+            rows = tape.new("logits of tokens with a label", shape, logits.dtype, citation, grad=logits.grad)
+        else:
+            rows = Tensor(logits.storage, shape, logits.dtype, logits.grad)
         tape.record(Node("logits of tokens with a label", (logits,), (rows,), (), (NEW,)))
-        labels = tape.store("labels of these tokens", ("b", "s-1"), "int64", citation)
-        sums = tape.store("log-sum of each token", ("b", "s-1"), "fp32", citation)
-        found = tape.new("log-probability of each token", ("b", "s-1"), "fp32", citation, grad=logits.grad)
-        kept = (rows.storage, labels, sums)
+        labels = [tape.store("labels of these tokens", of_token, "int64", citation)] if copies else []
+        names = ("log-sum of each token",) if copies else ("log-sum of each token", "expected logit of each token")
+        sums = [tape.store(name, of_token, "fp32", citation) for name in names]
+        entropy = [] if copies else [tape.store("entropy of each token", of_token, "fp32", citation)]
+        found = tape.new("log-probability of each token", of_token, "fp32", citation, grad=logits.grad)
         tape.record(
             Node(
                 "selective_log_softmax",
                 (rows,),
                 (found,),
-                kept,
+                (rows.storage, *labels, *sums),
                 (NEW,),
-                also_allocates=(labels, sums),
-                allocated_first=(labels,),
+                also_allocates=(*labels, *entropy, *sums),
+                allocated_first=tuple(labels),
             )
         )
         return found

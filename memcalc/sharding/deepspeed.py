@@ -12,7 +12,7 @@ from memcalc.layout.local_parameters import LocalParameter, stage_parameters
 from memcalc.layout.stages import layer_modules, stages_of
 from memcalc.sharding.engine import ROOT, Engine
 from memcalc.sharding.zero0 import engine_without_zero
-from memcalc.sharding.zero3 import ZeRO3
+from memcalc.sharding.zero3 import HookedModules, ZeRO3
 from memcalc.sharding.zero3_modules import ModuleCalls, ModuleTree, reference_modules, transformers_modules
 from memcalc.sharding.zero3_offload import ZeRO3Offload
 from memcalc.sharding.zero3_order import Order
@@ -21,6 +21,7 @@ from memcalc.sharding.zero12_offload import ZeRO12Offload
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.programs import is_before
 from memcalc.spec.recompute_plan import Segment
+from memcalc.spec.scoring import scores_itself
 from memcalc.spec.spec import Spec
 from memcalc.spec.training import TOKENWISE
 from memcalc.states.state_options import state_options
@@ -89,23 +90,25 @@ def _engine(
         if not options.offloads:
             return ZeRO12(requests, ordered, options, rank)
         return ZeRO12Offload(requests, ordered, options, rank, reduces_overflow=reduces, clones_large=clones)
-    stops_inside = not block_structure(spec).residual_dropout
-    order = Order(_modules(ordered, units, spec), stops_inside=stops_inside, detached=options.detached)
+    structure = block_structure(spec)
+    order = Order(
+        _modules(ordered, units, spec),
+        stops_inside=not structure.residual_dropout,
+        detached=options.detached,
+        reentrant=structure.reentrant_checkpoints,
+        scores_itself=scores_itself(spec),
+    )
     family = _transformers_family(spec)
-    views_experts = family is None or family.transposes_experts
-    engine = ZeRO3Offload if options.offloads else ZeRO3
-    return engine(
-        requests,
-        ordered,
+    calls = HookedModules(
         [*order.turns(plan)],
-        options,
-        views_experts=views_experts,
+        [*order.scoring_turns()],
+        views_experts=family is None or family.transposes_experts,
         frees_leftovers=not _is_older(spec, FREES_LEFTOVERS),
         keeps_recomputed=not _is_older(spec, KEEPS_RECOMPUTED),
-        # Parameters that are gathered for a recomputation belong to the module that is in backward, perhaps the model:
-        # a recorded run has all of them in backward, as if their order were known.
-        scores_itself=_scores_pairs_itself(spec) and all(isinstance(item, int) for item in plan),
+        reentrant=structure.reentrant_checkpoints,
     )
+    engine = ZeRO3Offload if options.offloads else ZeRO3
+    return engine(requests, ordered, calls, options)
 
 
 def _computes_loss_by_tokens(spec: Spec) -> bool:
@@ -172,8 +175,6 @@ def lacks(spec: Spec, plan: Segment) -> Iterator[str]:
         f"DeepSpeed and optimizer {training.optimizer}": training.optimizer not in COMPARED,
         "DeepSpeed and an average of the weights": training.ema != "none",
         "DeepSpeed and FP8": training.fp8 != "none",
-        "DeepSpeed and a reference model of completions": training.reference_model
-        and training.completion_length is not None,
         f"ZeRO stage 3 and a loss that is {training.loss}, outside the model": whole
         and training.loss in TOKENWISE
         and not _computes_loss_by_tokens(spec),
@@ -183,21 +184,15 @@ def lacks(spec: Spec, plan: Segment) -> Iterator[str]:
         "DeepSpeed before 0.19": _is_older(spec, "0.19"),
         "ZeRO stage 3 and nested recomputation": whole and nested,
         # Several forwards of the model in one micro-batch: the order of modules is another one.
-        "ZeRO stage 3 and scores of the same model without gradients": whole and _scores_itself(spec),
+        "ZeRO stage 3 and scores of completions": whole and training.framework == "grpo",
+        "ZeRO stage 3 and copies of modules that adapters leave out": whole
+        and scores_itself(spec)
+        and training.lora is not None
+        and bool(training.lora.modules_to_save),
     }
     yield from (reason for reason, is_so in reasons.items() if is_so)
     if whole and training.implementation == "huggingface":
         yield from _unknown_modules(spec.model, adapted=training.lora is not None)
-
-
-def _scores_itself(spec: Spec) -> bool:
-    """Return whether a micro-batch may have forwards of the policy without gradients: DPO with adapters, and GRPO."""
-    return _scores_pairs_itself(spec) or spec.training.framework == "grpo"
-
-
-def _scores_pairs_itself(spec: Spec) -> bool:
-    """Return whether the policy scores pairs as the reference, too (TRL 1.16 trl/trainer/dpo_trainer.py)."""
-    return spec.training.pairs and spec.model.num_labels == 0 and not spec.training.reference_model
 
 
 def _is_recipe_known(spec: Spec) -> bool:

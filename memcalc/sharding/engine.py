@@ -43,6 +43,7 @@ class Engine:
     repeats = True  # whether micro-batches and steps after the first make the same requests and frees
     sum_stream = 0  # the CUDA stream on which autograd adds the gradients of a tied weight
     hooks_first_runs = False  # whether operators that compile a kernel or use a buffer are run for the first time
+    scores_itself = False  # whether it has hooks in a forward without adapters between the policy's and its backward
     scales_output_gradient = False  # whether a hook replaces the gradient of the model's output by a scaled one
 
     def __init__(self, requests: Requests) -> None:
@@ -133,6 +134,14 @@ class Engine:
 
     def after_evaluation(self) -> None:
         """Run after the forward passes of an evaluation, which have no backward."""
+
+    def begin_scoring(self) -> None:
+        """Begin a forward outside autograd that scores a micro-batch, by a model of its own or without adapters."""
+        self.begin_evaluation()
+
+    def after_scoring(self) -> None:
+        """Run after that forward."""
+        self.after_evaluation()
 
     def module_of(self, unit: int, name: str) -> str:  # noqa: ARG002 -- for subclasses
         """Return the module that the engine hooks ("": none), given the unit and the name of an operator's module."""

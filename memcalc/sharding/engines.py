@@ -70,12 +70,24 @@ def reference_engine_of(
     units: Mapping[int, Sequence[LocalParameter]],
     spec: Spec,
     plan: Segment,
+    policy: Engine | None = None,
 ) -> Engine:
-    """Return the engine of a frozen model that scores micro-batches; arguments as for `engine_of`.
+    """Return the engine of a model that scores micro-batches, outside autograd: perhaps that of the policy itself.
 
-    It has weights alone. Where the policy's are sharded its own engine gathers them, apart from the policy's; otherwise
-    they are whole on each rank. TRL 1.16 models/utils.py, prepare_deepspeed: stage 3, or stage 0 instead of 1 and 2.
+    A second model has weights alone. Where the policy's are sharded its own engine gathers them, apart from the
+    policy's; otherwise they are whole on each rank. TRL 1.16 models/utils.py, prepare_deepspeed: stage 3, or stage 0
+    instead of 1 and 2.
+
+    Args:
+        requests: as for `engine_of`.
+        ordered: the same.
+        units: the same.
+        spec: the same.
+        plan: the same.
+        policy: the engine of the policy, if the model scores its micro-batches.
     """
+    if policy is not None and policy.scores_itself:
+        return policy
     if not state_options(spec).shards_weights:
         return Engine(requests)
     engine = engine_of(requests, ordered, units, spec, plan)

@@ -54,18 +54,34 @@ class BucketGradient(NamedTuple):
     storage: int | None
 
 
+class HookedModules(NamedTuple):
+    """The modules of a micro-batch, and the releases of their parameters.
+
+    Args:
+        turns: all modules in order; their parameters are positions in registration order.
+        scoring: those of a forward without adapters and gradients, between loss and backward; empty without it.
+        views_experts: whether autograd saves views of the routed experts' weights.
+        frees_leftovers: whether parameters of modules that have not ended in backward are freed after it.
+        keeps_recomputed: whether frozen parameters of a recomputation stay until the module ends that began it.
+        reentrant: whether a recomputation runs a backward of its own.
+    """
+
+    turns: Sequence[ModuleTurn]
+    scoring: Sequence[ModuleTurn] = ()
+    views_experts: bool = True
+    frees_leftovers: bool = True
+    keeps_recomputed: bool = True
+    reentrant: bool = False
+
+
 class ZeRO3(Engine):
     """One rank at ZeRO stage 3.
 
     Args:
         requests: where they are recorded.
         ordered: all parameters, in registration order.
-        turns: the modules of a micro-batch in order; their parameters are positions in `ordered`.
+        calls: the modules of a micro-batch, and what happens to their parameters.
         options: state options of the run.
-        views_experts: whether autograd saves views of the routed experts' weights.
-        frees_leftovers: whether parameters of modules with inputs that need no gradient are freed after backward.
-        keeps_recomputed: whether frozen parameters of a recomputation stay until the module ends that began it.
-        scores_itself: whether the model scores each micro-batch without gradients before its backward.
     """
 
     hooks_gradients = hooks_modules = frees_gradients = True
@@ -75,20 +91,13 @@ class ZeRO3(Engine):
         self,
         requests: Requests,
         ordered: Sequence[LocalParameter],
-        turns: Sequence[ModuleTurn],
+        calls: HookedModules,
         options: StateOptions,
-        *,
-        views_experts: bool = True,
-        frees_leftovers: bool = True,
-        keeps_recomputed: bool = True,
-        scores_itself: bool = False,
     ) -> None:
         super().__init__(requests)
         self.choice = options
-        self.views_experts = views_experts
-        self.frees_leftovers = frees_leftovers
-        self.keeps_recomputed = keeps_recomputed
-        self.scores_itself = scores_itself
+        self.calls = calls
+        self.scores_itself = bool(calls.scoring)
         self.labels = reduction_labels(options)
         source = f"{SOURCE}partitioned_param_coordinator.py"
         component = Component.COMMUNICATION_BUFFERS
@@ -105,12 +114,16 @@ class ZeRO3(Engine):
         self.gather, self.reduce = (GATHER, REDUCE) if overlaps else (0, 0)
         self.there: dict[int, int] = {}  # gathered parameter -> storage
         self.views: dict[int, int] = {}  # parameters that autograd still has views of -> storage
-        self.recomputed: list[int] = []  # frozen parameters that wait for the end of the module that recomputes them
+        # Frozen parameters that wait for the end of the module that recomputes them.
+        self.recomputed: dict[int, None] = {}
         self.arriving: dict[int, GatherGroup] = {}
         self.live = 0  # elements, counted for the limit on prefetching
-        self.traced = 0  # micro-batches begun: the order of modules is known after the first
+        self.begun = 0  # micro-batches
+        self.knows_readers = False  # whether it is known which parameters of other modules a module reads
+        self.in_order = False  # whether modules run in the recorded order, so that DeepSpeed prefetches
+        self.leaves_order = -1  # the turn that is not in the recorded order
         self.turn = 0
-        self._trace(turns)
+        self._trace(calls.turns)
         self.kept: frozenset[int] = frozenset()  # parameters that are not freed, besides small ones
         self.output_is_loss = bool(self.readers)
         self.running: ModuleTurn | None = None
@@ -205,31 +218,68 @@ class ZeRO3(Engine):
 
     def resume(self) -> None:
         """The order of modules is known, and small parameters are gathered."""
-        self.traced = 1
+        self.begun = 1
         self.after_step()
 
     def begin(self, *, have_gradients: bool, last: bool) -> None:
-        """Begin a micro-batch: free prefetched parameters, restart the order of modules.
+        """Begin a micro-batch, in the recorded order of modules.
 
-        A model that scores itself records the order again in each micro-batch: its second forward ends the recording
-        before backward, and then has other modules. Source: partitioned_param_coordinator.py, reset_step,
-        trace_prologue.
+        The first one records it, and each one of a model that scores itself (see `begin_scoring`).
         """
         del have_gradients, last
-        for number in [*self.arriving]:
-            self._wait(number)
-            self._release(number)
-        self.traced = 1 if self.scores_itself else self.traced + 1
-        self.queue = deque((number, at) for at, turn in enumerate(self.turns) for number in turn.parameters)
-        self.fetched_for = dict.fromkeys(self.uses, -1)
-        self.turn, self.live, self.running = 0, 0, None
+        self._reset(self.turns)
+        self.knows_readers = self.begun > 0
+        self.in_order = self.knows_readers and not self.scores_itself
+        self.begun += 1
         self.positions = {}
         for number in reversed(self.trained):
             self.positions.setdefault(self.ordered[number], deque()).append(number)
 
+    def _reset(self, recorded: Iterable[ModuleTurn]) -> None:
+        """Free prefetched parameters, restart the order of modules. Source: reset_step."""
+        self._free_arriving()
+        self.queue = deque((number, at) for at, turn in enumerate(recorded) for number in turn.parameters)
+        self.fetched_for = dict.fromkeys((number for number, _ in self.queue), -1)
+        self.turn, self.live, self.running = 0, 0, None
+
+    def _free_arriving(self) -> None:
+        """Wait for prefetched parameters, and free them. Source: _clean_inflight_param_registry."""
+        for number in [*self.arriving]:
+            self._wait(number)
+            self._release(number)
+
     def begin_evaluation(self) -> None:
         """Begin a batch without backward; its modules are in the known order."""
         self.begin(have_gradients=False, last=True)
+
+    def begin_scoring(self) -> None:
+        """Begin a forward with adapters disabled, in the order of the policy's forward, which has been recorded.
+
+        The first module of an adapter is missed, and ends this: until the next micro-batch nothing is prefetched.
+        Source: partitioned_param_coordinator.py, reset_step, trace_prologue.
+        """
+        if not self.scores_itself:
+            self.begin_evaluation()
+            return
+        forward = [turn for turn in self.turns if not turn.backward]
+        self._trace(self.calls.scoring)
+        self._reset(forward)
+        self.in_order = self.knows_readers = True
+        pairs = enumerate(zip(self.turns, forward, strict=False))
+        self.leaves_order = next((at for at, (own, other) in pairs if own[:3] != other[:3]), len(self.turns))
+
+    def after_scoring(self) -> None:
+        """Go on with the backward of the policy."""
+        if not self.scores_itself:
+            return
+        self._leave_order()  # at the latest
+        self._trace(self.calls.turns)
+        self.turn, self.running = next(at for at, turn in enumerate(self.turns) if turn.backward), None
+
+    def _leave_order(self) -> None:
+        """Free prefetched parameters, and prefetch no more. Source: _invalidate_trace."""
+        self._free_arriving()
+        self.in_order, self.leaves_order = False, -1
 
     def module_of(self, unit: int, name: str) -> str:
         """Return one name of the module, which may have several; "" for a container's parameter."""
@@ -281,8 +331,8 @@ class ZeRO3(Engine):
             self._fetch(self.turn)
             self.turn += 1
             before = self.turns[self.turn - 1]
-            # In the first micro-batch a wrapper's parameters stay at least until their own module has run.
-            stays = before.reads_head or (self.traced == 1 and not before.names)
+            # Unless the order is known, a wrapper's parameters stay at least until their own module has run.
+            stays = before.reads_head or not (self.in_order or before.names)
             if self.turn - 1 != wanted and not stays:
                 self._leave(before)
 
@@ -298,8 +348,10 @@ class ZeRO3(Engine):
         """Gather a module's parameters, wait for them, and prefetch the next ones. Source: fetch_sub_module."""
         turn = self.turns[at]
         wanted = turn.parameters
-        if self.traced == 1 and not turn.backward:
-            if not turn.names:  # it is not known yet which parameters of other modules it reads
+        if at == self.leaves_order:
+            self._leave_order()
+        if not (self.knows_readers or turn.backward):
+            if not turn.names:
                 return
             for number in wanted:
                 if number in self.external:
@@ -307,7 +359,7 @@ class ZeRO3(Engine):
         self._gather(wanted)
         for number in wanted:
             self._wait(number)
-        if self.traced == 1:
+        if not self.in_order:
             return
         for _ in [number for number in wanted if self.fetched_for[number] < at]:
             number, later = self.queue.popleft()
@@ -361,23 +413,30 @@ class ZeRO3(Engine):
             self.requests.drop(together.buffers)
 
     def _leave(self, turn: ModuleTurn) -> None:
-        """Free the parameters of a module after its turn. Source: release_sub_module, __params_to_release."""
-        for number in turn.parameters if turn.releases else ():
+        """Free the parameters of a module after its turn, except those that the running model reads, too.
+
+        Source: release_sub_module, __params_to_release.
+        """
+        shared = self._read_by_model() if self.knows_readers and not turn.reads_head else ()
+        for number in (*turn.parameters, *turn.ends) if turn.releases else ():
+            if number in shared:
+                continue
             if turn.backward and not turn.again and number in self.views:
                 self.requests.drop((self.views.pop(number),))
-            if turn.again and self.keeps_recomputed and not self.ordered[number].trains:
-                self.recomputed.append(number)
-            elif self.traced == 1 or self._is_far(number, turn):
+            if turn.again and self.calls.keeps_recomputed and not self.ordered[number].trains:
+                self.recomputed[number] = None
+            elif number not in self.recomputed and (not self.in_order or self._is_far(number, turn)):
                 self._release(number, viewed=self._is_viewed(number, turn))
-        if turn.backward and not turn.again:
+        if turn.backward and not (turn.again or self.calls.reentrant):
             self._free_recomputed()
 
     def _free_recomputed(self) -> None:
         """Free the frozen parameters of a recomputation, except small ones; source: update_recompute_parameters."""
+        keeps_small = self.in_order or self.calls.reentrant
         for number in self.recomputed:
-            if self.traced == 1 or self.elements[number] > self.choice.zero.param_persistence_threshold:
+            if not keeps_small or self.elements[number] > self.choice.zero.param_persistence_threshold:
                 self._release(number)
-        self.recomputed = []
+        self.recomputed = {}
 
     def _is_far(self, number: int, turn: ModuleTurn) -> bool:
         """Return whether a parameter is freed before its next use, once the order of modules is known.
@@ -411,10 +470,12 @@ class ZeRO3(Engine):
         """Return whether autograd keeps a view of a weight, and so its memory, until the weight's backward.
 
         That is so for routed experts where their matmuls read views (linear.py handles Linear only), and for trained
-        weights that a checkpoint recomputes: it detaches those (torch/utils/checkpoint.py, _recomputation_hook).
+        weights that a checkpoint recomputes, unless it is reentrant: it detaches those (torch/utils/checkpoint.py,
+        _recomputation_hook).
         """
-        saved = self.views_experts and not turn.backward and not turn.checkpointed
-        return (turn.again and self.ordered[number].trains) or (saved and self.ordered[number].routed)
+        detaches = turn.again and not self.calls.reentrant
+        saved = self.calls.views_experts and (turn.again if turn.backward else not turn.checkpointed) and not detaches
+        return (detaches and self.ordered[number].trains) or (saved and self.ordered[number].routed)
 
     def _release(self, number: int, *, viewed: bool = False) -> None:
         storage = self.there.pop(number, None)
@@ -458,20 +519,23 @@ class ZeRO3(Engine):
             self.gradient_ready(gradient)
         if unit == ROOT:
             self._reduce()
-            if self.frees_leftovers:
+            if self.calls.frees_leftovers:
                 self._free_leftovers()
+        elif self.calls.reentrant and not self.scores_itself:  # the layer itself has begun its recomputation
+            self._free_recomputed()
         return []
 
     def _free_leftovers(self) -> None:
-        """Free parameters of the model and the embedding, which have no hook at the end of their backward.
+        """Free parameters of modules that have not ended in backward, such as the model and the embedding.
 
-        Source: partitioned_param_coordinator.py, release_backward_leftovers.
+        If the model has scored itself, its layers are such modules, for which reentrant checkpoints gather. Source:
+        partitioned_param_coordinator.py, release_backward_leftovers.
         """
-        for turn in self.turns:
-            if turn.unit == ROOT and turn.backward and (turn.reads_head or not turn.releases):
-                for number in turn.parameters:
-                    if self.elements[number] > self.choice.zero.param_persistence_threshold:
-                        self._release(number)
+        turns = (turn for turn in self.turns if turn.backward and (turn.reads_head or not turn.releases))
+        for number in (*self.recomputed, *(number for turn in turns for number in turn.parameters)):
+            if self.elements[number] > self.choice.zero.param_persistence_threshold:
+                self._release(number)
+        self.recomputed = {}
 
     def _reduce(self) -> None:
         """Reduce-scatter the bucket, padded to equal shards.

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 from memcalc.layout.local_parameters import LocalParameter, LocalParameters
 from memcalc.ledger.component import Component
-from memcalc.sharding.zero3 import ZeRO3
-from memcalc.sharding.zero3_order import ModuleTurn
+from memcalc.sharding.zero3 import HookedModules, ZeRO3
 from memcalc.sharding.zero12 import DOUBLE, FLOAT, SOURCE
 from memcalc.states.state_options import StateOptions
 from memcalc.stream.requests import EngineTensor, Requests
@@ -29,24 +28,10 @@ class ZeRO3Offload(ZeRO3):
         self,
         requests: Requests,
         ordered: Sequence[LocalParameter],
-        turns: Sequence[ModuleTurn],
+        calls: HookedModules,
         options: StateOptions,
-        *,
-        views_experts: bool = True,
-        frees_leftovers: bool = True,
-        keeps_recomputed: bool = True,
-        scores_itself: bool = False,
     ) -> None:
-        super().__init__(
-            requests,
-            ordered,
-            turns,
-            options,
-            views_experts=views_experts,
-            frees_leftovers=frees_leftovers,
-            keeps_recomputed=keeps_recomputed,
-            scores_itself=scores_itself,
-        )
+        super().__init__(requests, ordered, calls, options)
         self.is_last = False  # whether the step follows the micro-batch
         self.gradient_norms: dict[int, int] = {}  # parameter -> the storage of its gradient's norm
         self.sent: dict[int, int] = {}  # parameter that is gathered alone -> the storage of the rank's shard

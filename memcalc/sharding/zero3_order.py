@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from memcalc.sharding.engine import ROOT
@@ -24,6 +24,7 @@ class ModuleTurn(NamedTuple):
         reduces_at_end: see `Module`.
         reads_head: see `Module`.
         inside: positions of its parameters and of its submodules'; empty for the model itself.
+        ends: positions of the parameters of a module around it that ends with it.
     """
 
     unit: int
@@ -36,6 +37,7 @@ class ModuleTurn(NamedTuple):
     reduces_at_end: bool = False
     reads_head: bool = False
     inside: tuple[int, ...] = ()
+    ends: tuple[int, ...] = ()
 
 
 class Order:
@@ -45,12 +47,24 @@ class Order:
         modules: the modules of the model.
         stops_inside: whether recomputation of a layer stops at the last module that saves something.
         detached: whether the first layer's input needs no gradient, since nothing before it trains.
+        reentrant: whether a recomputation runs all modules, and then a backward of its own.
+        scores_itself: whether a forward without adapters and gradients runs between forward and backward.
     """
 
-    def __init__(self, modules: ModuleTree, *, stops_inside: bool, detached: bool = False) -> None:
+    def __init__(
+        self,
+        modules: ModuleTree,
+        *,
+        stops_inside: bool,
+        detached: bool = False,
+        reentrant: bool = False,
+        scores_itself: bool = False,
+    ) -> None:
         self.before, self.layers, self.after = modules
         self.stops_inside = stops_inside
         self.detached = detached
+        self.reentrant = reentrant
+        self.scores_itself = scores_itself
 
     def turns(self, plan: Segment) -> Iterator[ModuleTurn]:
         """Yield all turns of a micro-batch, the root's first; `plan`: the recomputation plan."""
@@ -60,18 +74,42 @@ class Order:
                 for turn in _turns(layer, self.layers[layer].forward()):
                     yield turn._replace(checkpointed=not isinstance(item, int))
         yield from _turns(ROOT, (module for module in self.after.forward() if module.names))
-        yield from _turns(ROOT, self.after.backward(), backward=True)
+        yield from self._ending([*_turns(ROOT, self.after.backward(), backward=True)])
         yield from self._back(plan)
         ends = () if self.detached else (module for module in self.before.backward() if module.names)
         for turn in _turns(ROOT, ends, backward=True):
             yield turn._replace(releases=False)  # their inputs need no gradient
+
+    def scoring_turns(self) -> Iterator[ModuleTurn]:
+        """Yield the turns of a forward with adapters disabled, outside autograd; none if the model scores nothing.
+
+        PEFT then calls the layer that is adapted alone. Its own module still reads an adapter's weight, because
+        DeepSpeed has registered it (parameter_offload.py, ZeROOrderedDict).
+        """
+        if not self.scores_itself:
+            return
+        yield from _scored(ROOT, self.before)
+        for layer in sorted(self.layers):
+            yield from _scored(layer, self.layers[layer])
+        yield from (turn for turn in _scored(ROOT, self.after) if turn.names)
+
+    def _ending(self, turns: Sequence[ModuleTurn]) -> Iterator[ModuleTurn]:
+        """Yield turns of backward, in which only adapters end if the model has scored itself.
+
+        Each forward of a module sets the number of its inputs that need a gradient, by which DeepSpeed knows the end of
+        its backward. Outside autograd none does. Source: parameter_offload.py, _post_backward_module_hook.
+        """
+        read = {number for turn in turns for number in turn.parameters if _is_adapted(turn)}
+        for turn in turns:
+            ends = _is_adapter(turn) and read.isdisjoint(turn.parameters)
+            yield turn._replace(releases=ends) if self.scores_itself else turn
 
     def _back(self, items: Segment) -> Iterator[ModuleTurn]:
         for item in reversed(items):
             if not isinstance(item, int):
                 yield from self._again(item)
             else:
-                yield from self._backward(item)
+                yield from self._ending([*self._backward(item)])
 
     def _backward(self, layer: int) -> Iterator[ModuleTurn]:
         if self.detached and layer == min(self.layers):
@@ -83,8 +121,15 @@ class Order:
         """Yield the turns of a checkpoint segment: all is recomputed except what follows the last layer's last module.
 
         If that module's backward is the first to read a tensor that was not saved, its backward has begun by then. Its
-        recomputation stops where it would save that tensor, so its end hook does not run.
+        recomputation stops where it would save that tensor, so its end hook does not run. A reentrant checkpoint runs
+        all of it again first.
         """
+        if self.reentrant:
+            for layer in leaves(items):
+                yield from _turns(layer, self.layers[layer].forward(), backward=True, again=True)
+            for layer in reversed([*leaves(items)]):
+                yield from self._backward(layer)
+            return
         last = items[-1]
         begun: list[ModuleTurn] = []
         rest: list[ModuleTurn] = []
@@ -137,3 +182,21 @@ def _turns(
             reads_head=module.reads_head,
             inside=inside,
         )
+
+
+def _scored(unit: int, module: Module, ends: tuple[int, ...] = ()) -> Iterator[ModuleTurn]:
+    """Yield the turns of a module with its adapters disabled; `ends`: see `ModuleTurn`."""
+    [turn] = _turns(unit, [module])
+    adapted = _is_adapted(turn)
+    yield turn._replace(checkpointed=True, releases=not adapted, ends=ends)
+    for child in module.children[:1] if adapted else module.children:
+        yield from _scored(unit, child, module.parameters if adapted else ())
+
+
+def _is_adapted(turn: ModuleTurn) -> bool:
+    """Return whether it is PEFT's module around an adapted layer, which reads a parameter of its adapter."""
+    return bool(turn.parameters) and not turn.names and not turn.reads_head
+
+
+def _is_adapter(turn: ModuleTurn) -> bool:
+    return any(".lora_" in name for name in turn.names)

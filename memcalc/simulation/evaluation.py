@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from memcalc.layout.stages import Stage
 from memcalc.layout.teacher import TEACHER, teacher_run, teacher_stage
+from memcalc.spec.scoring import scored_by_reference
 from memcalc.spec.spec import Spec
 
 
@@ -25,29 +26,17 @@ def evaluated(spec: Spec) -> Spec:
     """
     training = spec.training
     assert training.evaluation_batch_size is not None
-    return _without_training(spec, training.evaluation_batch_size)
-
-
-def scored_by_reference(spec: Spec) -> bool:
-    """Return whether a reference model scores a micro-batch between the policy's loss and its backward.
-
-    TRL 1.16 trl/trainer/dpo_trainer.py, _compute_loss: without a second model the policy scores it, with its adapters
-    disabled, which needs more than the policy's own loss only where all logits are live. GRPO scores its generated
-    completions earlier.
-    """
-    training = spec.training
-    itself = training.pairs and training.loss in ("selective", "gathered") and training.lora is not None
-    return (training.reference_model or itself) and training.completion_length is None
+    run = spec.model_copy(update={"training": training.model_copy(update={"teacher": None})})  # a limit of the estimate
+    return _without_training(run, training.evaluation_batch_size)
 
 
 def reference_run(spec: Spec) -> Spec:
-    """Return the run with the reference model's forward pass and loss on a micro-batch."""
-    sizes = {"zero_optimization": spec.parallelism.zero_optimization.of_reference()}
+    """Return the run with the reference's forward pass and loss on a micro-batch; a second model has its own engine."""
     until = {"logits_until": spec.training.reference_logits_until}
-    changes = {
-        "parallelism": spec.parallelism.model_copy(update=sizes),
-        "training": spec.training.model_copy(update=until),
-    }
+    changes: dict[str, object] = {"training": spec.training.model_copy(update=until)}
+    if spec.training.reference_model:
+        sizes = {"zero_optimization": spec.parallelism.zero_optimization.of_reference()}
+        changes["parallelism"] = spec.parallelism.model_copy(update=sizes)
     return _without_training(spec.model_copy(update=changes), spec.training.micro_batch_size)
 
 

@@ -69,6 +69,7 @@ class ForwardBackward:
         ] = {}  # RoPE caches and masks that the embedding block allocates and layers read
         self.stays: set[int] = set()  # outputs that their own blocks' backward needs
         self.leaf = -1  # the embedding's output, where it is set to require a gradient
+        self.of_graph: list[int] = []  # what the loss references through its graph when backward has ended
         self.output = -1  # of a pipeline stage without LM head
         self.received = -1  # the gradient of its output
         self.input_gradient = -1  # of a pipeline stage that has received its input
@@ -92,7 +93,7 @@ class ForwardBackward:
             hidden = made if made >= 0 else hidden
             if self.blocks[number].program.output_is_leaf and self.plan:
                 self.leaf = hidden
-                self.requests.hold(hidden)  # its AccumulateGrad node references it until its gradient is complete
+                self.requests.hold(hidden)  # its AccumulateGrad node references it
             if self.engine.wraps_embedding_and_head:
                 self.engine.after_forward(EMBEDDING)
             storages = self.blocks[number].program.storages
@@ -150,8 +151,9 @@ class ForwardBackward:
         for items, rounds in reversed(self.loops):
             with self.requests.repeat(rounds):
                 gradient = self.backward_of(items, gradient)
-        if self.leaf >= 0:
-            self.requests.drop((self.leaf,))
+        if self.leaf >= 0:  # its AccumulateGrad node lives as long as the loss, and with it the accumulated gradient
+            self.requests.hold(gradient)
+            self.of_graph = [self.leaf, gradient]
             self.leaf = -1
         if self.engine.wraps_embedding_and_head:
             self.engine.before_backward(EMBEDDING)
@@ -180,9 +182,13 @@ class ForwardBackward:
         Returns:
             The storages of the model's output and the loss, if kept; the caller drops them.
         """
-        kept: list[int] = []
+        kept, self.of_graph = self.of_graph, []
         if keeps_output:
-            kept = [self.head.held.pop(at) for at in self.blocks[self.head.number].program.held if at in self.head.held]
+            held = self.blocks[self.head.number].program.held
+            kept += [self.head.held.pop(at) for at in held if at in self.head.held]
+        else:
+            self.requests.drop(kept)
+            kept = []
         for frame in self._frames():
             with self.requests.repeat(frame.rounds):
                 self.requests.drop(frame.held.values())

@@ -28,13 +28,14 @@ from memcalc.sharding.engines import (
     reference_engine_of,
     takes_gradients_over,
 )
-from memcalc.simulation.evaluation import FrozenModel, evaluated, evaluates_between_steps, frozen_model
+from memcalc.simulation.evaluation import FrozenModel, evaluated, evaluates_between_steps, frozen_model, reference_run
 from memcalc.simulation.forward_backward import ForwardBackward
 from memcalc.simulation.layer_loops import LayerLoop, loops_of, of_layers
 from memcalc.simulation.plans import plan_of
 from memcalc.simulation.stage_blocks import SizedBlock, StageBlocks, module_of
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.recompute_plan import Segment, has_segments, leaves
+from memcalc.spec.scoring import scored_by_reference, scores_itself
 from memcalc.spec.spec import Spec
 from memcalc.states.gradient_policy import gradient_policy
 from memcalc.states.optimizers.parameter_order import in_order
@@ -144,20 +145,14 @@ class StepRecorder:
         if not self.chunk.has_head:
             self.requests.drop([walk.output])  # sent; the receive buffers are counted as persistent memory
         self.requests.begin("loss")
-        own = len(self.blocks)
-        kept: list[int] = []
+        of_frozen, kept = range(0), list[int]()
         if self.chunk.has_head:
             other = frozen_model(self.spec, self.chunk)
             if other is not None and other.name:
-                taught = self._begin_alone(other.run, FROZEN, other.chunk)
-                walk.loss()
-                self._end_alone(taught)
+                of_frozen = self._taught(other, walk)
             else:
                 walk.loss()
-                own = len(self.blocks)
-                if other is not None:
-                    kept = self._forward_alone(other.run, FROZEN)
-        of_frozen = range(own, len(self.blocks))
+                of_frozen, kept = self._scores(self.spec, walk.engine)
         self.requests.begin("backward")
         gradients += walk.backward(self._received_gradient(walk))
         walk.engine.after_last_backward(gradients)
@@ -168,11 +163,60 @@ class StepRecorder:
         """Record forward and loss of a batch outside autograd, between steps."""
         self.requests.begin(EXISTING)
         self.requests.begin(EVALUATION)
-        self._forward_alone(evaluated(self.spec))
-        return RecordedStream(SizelessStream(self.requests), tuple(self.blocks), range(0), takes_over=False)
+        run = evaluated(self.spec)
+        walk, _ = self._walk(run, exist=False, gradients=False)
+        walk.engine.resume()
+        walk.engine.begin(have_gradients=False, last=True)
+        self._forward_alone(walk)
+        of_frozen, kept = self._scores(run, walk.engine) if self.chunk.has_head else (range(0), [])
+        self.requests.drop(kept)
+        walk.release()
+        walk.engine.after_evaluation()
+        return RecordedStream(SizelessStream(self.requests), tuple(self.blocks), of_frozen, takes_over=False)
+
+    def _taught(self, teacher: FrozenModel, student: ForwardBackward) -> range:
+        """Record the teacher's forward, then the loss, which reads its logits; return its blocks."""
+        first = len(self.blocks)
+        walk, _ = self._walk(teacher.run, exist=False, gradients=False, model=FROZEN, chunk=teacher.chunk)
+        walk.engine.resume()
+        walk.engine.begin(have_gradients=False, last=True)
+        walk.forward(self._received(walk))
+        student.loss()
+        walk.release()
+        walk.engine.after_evaluation()
+        return range(first, len(self.blocks))
+
+    def _scores(self, spec: Spec, policy: Engine) -> tuple[range, list[int]]:
+        """Record the forward and the loss of a reference, if it scores the batch.
+
+        Args:
+            spec: the run.
+            policy: the engine of the policy.
+
+        Returns:
+            Its blocks, and the storages of logits that stay referenced.
+        """
+        first, kept = len(self.blocks), list[int]()
+        if scored_by_reference(spec):
+            run = reference_run(spec)
+            walk, _ = self._walk(run, exist=False, gradients=False, model=FROZEN, policy=policy)
+            if walk.engine is not policy:
+                walk.engine.resume()
+            walk.engine.begin_scoring()
+            self._forward_alone(walk)
+            kept = walk.release(keeps_output=run.training.logits_until == "step")
+            walk.engine.after_scoring()
+        return range(first, len(self.blocks)), kept
 
     def _walk(
-        self, spec: Spec, *, exist: bool, gradients: bool = True, model: str = POLICY, chunk: Stage | None = None
+        self,
+        spec: Spec,
+        *,
+        exist: bool,
+        gradients: bool = True,
+        model: str = POLICY,
+        chunk: Stage | None = None,
+        policy: Engine | None = None,
     ) -> tuple[ForwardBackward, list[int]]:
         """Return the simulation of a micro-batch, and existing gradients that its engine takes over.
 
@@ -182,6 +226,7 @@ class StepRecorder:
             gradients: whether autograd is on.
             model: the model of the layers.
             chunk: the chunk of the model; None: that of the recording.
+            policy: the engine of the policy, for a reference.
         """
         chunk = self.chunk if chunk is None else chunk
         options, plan = state_options(spec), plan_of(spec, chunk)
@@ -192,7 +237,7 @@ class StepRecorder:
         if options.engine == "megatron":
             engine = Engine(self.requests)  # the buffers of Megatron-Core's modules are rows of their own
         elif model == FROZEN:
-            engine = reference_engine_of(self.requests, layers.of_engine, units, spec, plan)
+            engine = reference_engine_of(self.requests, layers.of_engine, units, spec, plan, policy)
         else:
             engine = engine_of(self.requests, layers.of_engine, units, spec, plan, self.rank)
         engine.rounds = {layer: loop.rounds for loop in layers.played for item in loop.items for layer in leaves(item)}
@@ -205,33 +250,19 @@ class StepRecorder:
             plan,
             blocks=self.blocks,
             without_gradients=not gradients,
+            without_adapters=model == FROZEN and scores_itself(spec),
         )
         threads = set(THREADS[:1] if self.workspace else THREADS)
         given = (self.requests, parts, layers.played, engine, gradient_names(spec, units), 1, threads)
         return ForwardBackward(*given, splits_workspaces=False), existing
 
-    def _forward_alone(self, spec: Spec, model: str = POLICY) -> list[int]:
-        """Record a forward pass and its loss outside autograd; return storages of logits that stay referenced."""
-        walk = self._begin_alone(spec, model, self.chunk)
+    def _forward_alone(self, walk: ForwardBackward) -> None:
+        """Record a forward pass and its loss outside autograd."""
+        walk.forward(self._received(walk))
         if self.chunk.has_head:
             walk.loss()
         else:
             self.requests.drop([walk.output])
-        return self._end_alone(walk, keeps_output=model == FROZEN and spec.training.logits_until == "step")
-
-    def _begin_alone(self, spec: Spec, model: str, chunk: Stage) -> ForwardBackward:
-        """Record a forward pass outside autograd until the model returns its logits."""
-        walk, _ = self._walk(spec, exist=False, gradients=False, model=model, chunk=chunk)
-        walk.engine.resume()
-        walk.engine.begin(have_gradients=False, last=True)
-        walk.forward(self._received(walk))
-        return walk
-
-    def _end_alone(self, walk: ForwardBackward, *, keeps_output: bool = False) -> list[int]:
-        """Release what a forward pass outside autograd still references; return storages of logits that stay."""
-        kept = walk.release(keeps_output=keeps_output)
-        walk.engine.after_evaluation()
-        return kept
 
     def _received(self, walk: ForwardBackward) -> int:
         """Allocate the input of a stage without embedding; return its storage."""
@@ -325,6 +356,7 @@ def _key(spec: Spec, chunk: Stage, layers: Layers, *, exist: bool) -> Hashable:
         (chunk.has_embedding, chunk.has_head),
         tuple(gradient_policy(spec, exist=exist, sharded=sharded) for sharded in (False, True)),
         exist,
+        scores_itself(spec),
         (options, layers.of_engine, spec.model.tie_word_embeddings, evaluates_between_steps(spec))
         if takes_gradients_over(options)
         else None,
@@ -467,6 +499,31 @@ class RecordedPasses:
             yield RowDraft(label.component, module, name, shape, dtype, count, each, size, mask, formula, citation)
 
 
+class _Frozen:
+    """The frozen model that runs on a batch, if one does.
+
+    Args:
+        spec: the run with the batch.
+        chunk: the chunk.
+        loops: whether equal rounds of layers are one loop.
+
+    Attributes:
+        layers: its layers.
+        key: everything that its recording depends on.
+    """
+
+    def __init__(self, spec: Spec, chunk: Stage, *, loops: bool) -> None:
+        self.model = found = frozen_model(spec, chunk)
+        self.layers, self.key = None, None
+        if found is not None:
+            self.layers = layers_of(found.run, found.chunk, loops=loops, model=FROZEN)
+            self.key = _key(found.run, found.chunk, self.layers, exist=False)
+
+    def sized(self, sizer_of: Callable[[Spec], ProgramSizer]) -> tuple[FrozenModel, ProgramSizer] | None:
+        """Return the model, and the sizes of its blocks."""
+        return None if self.model is None else (self.model, sizer_of(self.model.run))
+
+
 def recorded_step(
     spec: Spec,
     chunk: Stage,
@@ -499,32 +556,31 @@ def recorded_step(
             "training.recompute",
         )
     with_workspace = workspace is not None
-    other = frozen_model(spec, chunk)
+    other = _Frozen(spec, chunk, loops=loops)
 
     def record() -> RecordedStream:
         return StepRecorder(spec, chunk, workspace=with_workspace, loops=loops, rank=rank).step(exist=exist)
 
     layers = layers_of(spec, chunk, loops=loops)
-    others = None if other is None else layers_of(other.run, other.chunk, loops=loops)
-    of_frozen = None if other is None or others is None else _key(other.run, other.chunk, others, exist=False)
-    key = "step", _key(spec, chunk, layers, exist=exist), with_workspace, of_frozen, rank
+    key = "step", _key(spec, chunk, layers, exist=exist), with_workspace, other.key, rank
     recording = _recorded(RecordingInput(key, record)) if loops else record()
-    rounds = rounds_of(chunk, layers, others)
-    frozen = None if other is None else (other, sizer_of(other.run))
-    return RecordedPasses(spec, chunk, recording, rounds, sizer_of(spec), frozen, workspace)
+    rounds = rounds_of(chunk, layers, other.layers)
+    return RecordedPasses(spec, chunk, recording, rounds, sizer_of(spec), other.sized(sizer_of), workspace)
 
 
 def recorded_evaluation(spec: Spec, chunk: Stage, sizer_of: Callable[[Spec], ProgramSizer]) -> RecordedPasses:
     """Return forward and loss of a batch outside autograd, between steps; as for `recorded_step`."""
     run = evaluated(spec)
+    other = _Frozen(run, chunk, loops=True)
 
     def record() -> RecordedStream:
         return StepRecorder(spec, chunk, workspace=False, loops=True).evaluation()
 
     layers = layers_of(run, chunk, loops=True)
-    key = "evaluation", _key(run, chunk, layers, exist=False)
-    rounds = rounds_of(chunk, layers)
-    return RecordedPasses(run, chunk, _recorded(RecordingInput(key, record)), rounds, sizer_of(run))
+    key = "evaluation", _key(run, chunk, layers, exist=False), other.key
+    rounds = rounds_of(chunk, layers, other.layers)
+    recording = _recorded(RecordingInput(key, record))
+    return RecordedPasses(run, chunk, recording, rounds, sizer_of(run), other.sized(sizer_of))
 
 
 class PassPeak(NamedTuple):

@@ -29,11 +29,7 @@ from memcalc.sharding.schedules import lacks as pipeline_lacks
 from memcalc.simulation.backward_updates import UpdatesInBackward
 from memcalc.simulation.batch_lengths import with_length
 from memcalc.simulation.construction import built_before_training
-from memcalc.simulation.evaluation import (
-    evaluated,
-    reference_run,
-    scored_by_reference,
-)
+from memcalc.simulation.evaluation import evaluated, reference_run
 from memcalc.simulation.forward_backward import ForwardBackward
 from memcalc.simulation.generation import GenerationRequests, unsupported_generation_reason
 from memcalc.simulation.initial_tensors import InitialTensor, InitialTensors
@@ -45,6 +41,7 @@ from memcalc.simulation.stage_blocks import StageBlocks
 from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.spec.recipes import RECIPES
 from memcalc.spec.recompute_plan import items_of
+from memcalc.spec.scoring import scored_by_reference, scores_itself
 from memcalc.spec.spec import Spec
 from memcalc.spec.towers import tower_trains
 from memcalc.spec.training import TOKENWISE
@@ -58,6 +55,8 @@ STEADY = tuple(phase for phase in PHASES if phase.endswith(f"_{STEPS}"))
 # Of a step's micro-batches the first creates gradients, the second adds to them, and the third finds the same free
 # blocks as all later ones.
 MICRO_BATCHES = 3
+# Of steps that do not empty the cache the first finds other free blocks than all later ones.
+EMPTYING_CYCLE = 2
 NOT_COMPARED = ("galore",)  # not compared with any recorded run: the null CUDA device has no cuSOLVER decompositions
 COMPARED_ALONE = ("adam-4bit",)  # compared with recorded runs of one GPU only
 
@@ -200,13 +199,15 @@ class SimulatedRun:
         self.passing: MicroBatch | None = None  # the current micro-batch
         self.length = 0  # its sequence length
         self.reference_engine: Engine | None = None  # of a model that scores each micro-batch of the policy
-        self.references: dict[int, MicroBatch] = {}  # the reference model's micro-batches by sequence length
-        self.scored: list[int] = []  # output of the reference model, if a variable still references it
+        # The reference's batches by sequence length and number of samples.
+        self.references: dict[tuple[int, int], MicroBatch] = {}
+        self.scored: list[int] = []  # output of the reference, if a variable still references it
         self.teacher = None if spec.training.teacher is None else Teacher(spec, requests)
         # The micro-batches by whether gradients exist before them, and by sequence length.
         self.kinds: dict[tuple[bool, int], MicroBatch] = {}
         self.steady_step: RecordedRequests | None = None  # the optimizer step, for all steps but the first
         self.steady_gradients: list[int] = []  # the gradients it was recorded with
+        self.steps = 0  # completed
 
     def play(self) -> Requests:
         """Record all phases."""
@@ -215,7 +216,8 @@ class SimulatedRun:
         between = tuple(phase for phase, is_asked in zip((EVALUATION, GENERATION), asked, strict=True) if is_asked)
         played = (*PHASES, *between, *STEADY * self._more_steps)  # the placement of blocks settles in the second step
         for phase, following in zip(played, (*played[1:], ""), strict=True):
-            if phase == f"forward_{STEPS}" and not self.lengths:  # the gradients of the step before are freed
+            # The gradients of the step before are freed.
+            if phase == f"forward_{STEPS}" and not self.lengths and not training.empty_cache_steps:
                 self.requests.begin_steady_step()
             self.requests.begin(phase)
             if phase == "optimizer":
@@ -231,9 +233,10 @@ class SimulatedRun:
 
     @property
     def _more_steps(self) -> int:
-        """The number of steps after the first ones: one, or as many as the lengths need."""
-        each = min(self.spec.training.gradient_accumulation_steps, MICRO_BATCHES)
-        return max(ceil(len(self.lengths) / each) - STEPS, 1)
+        """The number of steps after the first ones: one, or as many as the lengths and emptied caches need."""
+        training = self.spec.training
+        each = min(training.gradient_accumulation_steps, MICRO_BATCHES)
+        return max(ceil(len(self.lengths) / each) - STEPS, 1 if training.empty_cache_steps is None else EMPTYING_CYCLE)
 
     def _make(self, built: InitialTensors) -> list[int]:
         found: list[int] = []
@@ -350,24 +353,32 @@ class SimulatedRun:
         if not self.choice.zeroes_gradients:
             self.requests.drop(self.gradients)
             self.gradients = []
-        batch = self._without_gradients(evaluated(self.spec), self.engine)
+        run = evaluated(self.spec)
+        batch = self._without_gradients(run, self.engine)
         for _ in range(2):
             if not self.engine.keeps_gradients:  # the first batch leaves units unsharded
                 batch = MicroBatch(self.requests, batch.passing)
             self.engine.begin_evaluation()
             batch.forward()
             batch.loss()
+            if scored_by_reference(run):
+                self._score(run)
             batch.release()
         self.engine.after_evaluation()
         if self.engine.order_is_stale:  # the next backward has other requests
             self.kinds = {}
 
-    def _without_gradients(self, run: Spec, engine: Engine, teacher: Teacher | None = None) -> MicroBatch:
+    def _without_gradients(
+        self, run: Spec, engine: Engine, teacher: Teacher | None = None, *, without_adapters: bool = False
+    ) -> MicroBatch:
         """Return a micro-batch with a forward outside autograd, of the model that trains or of its teacher."""
         arriving = gradient_policy(run, exist=False, sharded=False)
         plan = items_of((), run.model.num_layers)
         stage, parameters = (self.stage, self.parameters) if teacher is None else (teacher.stage, teacher.parameters)
-        parts = StageBlocks(run, stage, run_sizer(run, self.card), arriving, plan, without_gradients=True)
+        sizer = run_sizer(run, self.card)
+        parts = StageBlocks(
+            run, stage, sizer, arriving, plan, without_gradients=True, without_adapters=without_adapters
+        )
         passing = self.passing_type(
             self.requests, parts, (LayerLoop(plan),), engine, parameters, self.workspace.each, self.threads
         )
@@ -384,25 +395,25 @@ class SimulatedRun:
         known[self.length].forward()
         return known[self.length]
 
-    def _score(self) -> None:
-        """Record the reference model's forward pass and loss on the current micro-batch."""
-        run = with_length(reference_run(self.spec), self.length)
+    def _score(self, spec: Spec) -> None:
+        """Record the forward pass and the loss of a reference on the current batch of a run."""
+        run = reference_run(spec)
         if self.reference_engine is None:
-            self.reference_engine = reference_engine_of(
-                self.requests, self.ordered, self.units, run, items_of((), run.model.num_layers)
-            )
+            plan = items_of((), run.model.num_layers)
+            self.reference_engine = reference_engine_of(self.requests, self.ordered, self.units, run, plan, self.engine)
         engine = self.reference_engine
-        if self.length not in self.references:
-            self.references[self.length] = self._without_gradients(run, engine)
+        key = run.training.sequence_length, run.training.micro_batch_size
+        if key not in self.references:
+            self.references[key] = self._without_gradients(run, engine, without_adapters=scores_itself(run))
         elif not engine.repeats:
-            self.references[self.length] = MicroBatch(self.requests, self.references[self.length].passing)
-        batch = self.references[self.length]
-        engine.begin_evaluation()
+            self.references[key] = MicroBatch(self.requests, self.references[key].passing)
+        batch = self.references[key]
+        engine.begin_scoring()
         batch.forward()
         batch.loss()
         self.requests.drop(self.scored)
         self.scored = batch.release(keeps_output=run.training.logits_until == "step")
-        engine.after_evaluation()
+        engine.after_scoring()
 
     def _generate(self) -> None:
         """Record the completions of a step, after the gradients of the step before are freed."""
@@ -427,7 +438,7 @@ class SimulatedRun:
             taught.release()
             self.teacher.engine.after_evaluation()
         if scored_by_reference(self.spec):
-            self._score()
+            self._score(with_length(self.spec, self.length))
         self._forget_output()
 
     def _forget_output(self) -> None:
@@ -441,6 +452,7 @@ class SimulatedRun:
 
     def _backward(self, *, last: bool = True) -> None:
         assert self.passing is not None
+        self._empty_cache("before-backward")
         self._drop_stale()
         arrived = self.passing.backward()
         if self.remaining and arrived:  # added to it
@@ -450,6 +462,13 @@ class SimulatedRun:
         if last:
             self.gradients = self.engine.after_last_backward(self.gradients)
         self.named = self.passing.release(keeps_output=self.keeps_output)
+        self._empty_cache("after-backward")
+
+    def _empty_cache(self, when: str) -> None:
+        """Free cached blocks, if the program does so now (transformers 5.23 trainer.py, training_step)."""
+        every, asked = self.spec.training.empty_cache_steps, self.spec.training.empty_cache_when
+        if every is not None and when == asked and self.steps % min(every, EMPTYING_CYCLE) == 0:
+            self.requests.empty_cache()
 
     def _step(self, *, first: bool) -> None:
         given = self.gradients if self.engine.frees_gradients else []
@@ -463,6 +482,7 @@ class SimulatedRun:
             self.steady_step, self.steady_gradients = None if first else self.requests.since(mark), given
         if given:
             self.gradients = []
+        self.steps += 1
 
 
 def unsupported_reason(spec: Spec) -> str:
@@ -499,6 +519,7 @@ def _reasons_of_ranks(spec: Spec, options: StateOptions) -> dict[str, bool]:
     deepspeed = parallelism.engine == "deepspeed"
     return {
         **(dict.fromkeys(pipeline_lacks(spec), True) if parallelism.pipeline_parallel > 1 else {}),
+        "an emptied cache in a pipeline": parallelism.pipeline_parallel > 1 and training.empty_cache_steps is not None,
         "context parallelism by an all-to-all": parallelism.context_parallel > 1 and not has_ring_attention(spec),
         "expert parallelism": parallelism.expert_parallel > 1,
         "a sharding engine on one rank": alone and parallelism.zero_stage > 0,

@@ -77,6 +77,7 @@ class StageBlocks:
         plan: the recomputation plan of its layers.
         blocks: the list that they are appended to, if several models share the numbers of blocks.
         without_gradients: whether autograd is off, as in an evaluation.
+        without_adapters: whether adapters are disabled.
     """
 
     def __init__(
@@ -89,13 +90,15 @@ class StageBlocks:
         *,
         blocks: list[SizedBlock] | None = None,
         without_gradients: bool = False,
+        without_adapters: bool = False,
     ) -> None:
         self.spec = spec
         self.stage = stage
         self.sizer = sizer
         self.gradients = gradients
         self.plan = plan
-        self.structure = self._structure(without_gradients=without_gradients)
+        structure = self._structure(without_gradients=without_gradients)
+        self.structure = structure.without_adapters() if without_adapters else structure
         self.blocks = [] if blocks is None else blocks
         self.head = NO_HEAD
         self._of_layers: dict[BlockVariant, int] = {}
@@ -116,7 +119,11 @@ class StageBlocks:
         """
         in_model = state_options(self.spec).loss_in_model and not self.spec.training.pairs
         structure = block_structure(self.spec)._replace(names_head_input=in_model)
-        return structure._replace(evaluates=True, checkpoints_layers=False) if without_gradients else structure
+        if not without_gradients:
+            return structure
+        # The function that scores pairs references their logits until it returns; autograd saves none.
+        drops = structure.drops_logits and structure.loss != "selective"
+        return structure._replace(evaluates=True, checkpoints_layers=False, drops_logits=drops)
 
     def _add(
         self, part: Part, structure: BlockStructure, layer: int = -1, *, again: bool = False, inside: bool = False

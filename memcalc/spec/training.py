@@ -94,6 +94,15 @@ class TrainingSpec(ConfigBlock):
         description="when an evaluation runs: between steps | before the first step, on two batches (a sanity check) | "
         "both (LitGPT)",
     )
+    empty_cache_steps: Size | None = Field(
+        None,
+        description="torch.cuda.empty_cache() is called in each micro-batch of every n-th step, the first included "
+        "(TrainingArguments' torch_empty_cache_steps); default: never",
+    )
+    empty_cache_when: Literal["before-backward", "after-backward"] = Field(
+        "before-backward",
+        description="when it is called: before-backward (transformers' Trainer) | after-backward (axolotl's DPO)",
+    )
     evaluation_loss: Literal["training", "whole"] = Field(
         "training",
         description="an evaluation's loss: that of training | whole: of a shifted copy of all logits (LitGPT)",
@@ -165,6 +174,11 @@ class TrainingSpec(ConfigBlock):
         description="layers that backward recomputes: none | selective | full | every-k (each k-th) | a list of them, "
         "where a nested list is one checkpoint segment",
     )
+    reentrant_checkpoints: bool = Field(
+        False,
+        description="whether a recomputed layer runs a backward of its own (torch.utils.checkpoint, "
+        "use_reentrant=True; with implementation huggingface), as TRL forces on adapters at ZeRO stage 3",
+    )
     recompute_modules: Annotated[tuple[RecomputeModule, ...], Field(strict=False)] = Field(
         ("core_attn",), description="modules that selective recomputation recomputes, in Megatron-LM's syntax"
     )
@@ -207,9 +221,9 @@ class TrainingSpec(ConfigBlock):
     loss: Loss = Field(
         "materialized",
         description="how logits and loss are computed: whole, in chunks, fused, or sharded over the vocabulary; with "
-        "implementation megatron fused is Transformer Engine's, on logits that it overwrites; selective is axolotl's "
-        "kernel for the log-probabilities of labels, with pairs; gathered takes these from log_softmax of all logits "
-        "(torchtune's preference training)",
+        "implementation megatron fused is Transformer Engine's, on logits that it overwrites; selective is "
+        "axolotl's kernel for the log-probabilities of labels, or TRL 1.14's with framework dpo, with pairs; gathered "
+        "takes these from log_softmax of all logits (torchtune's preference training)",
     )
     loss_chunks: Annotated[int, Field(gt=0, le=1024)] = Field(
         8, description="number of chunks of the tokens in a chunked loss"

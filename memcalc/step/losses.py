@@ -33,7 +33,7 @@ def tokenwise_loss(training: TrainingSpec, head: Head) -> Loss:
     if training.loss == "gathered":
         raise Unavailable("loss = gathered is of pairs of sequences: dry-run a program of torchtune.")
     if training.loss == "selective":
-        raise Unavailable("loss = selective runs axolotl's Triton kernel: dry-run a program of axolotl.")
+        raise Unavailable("loss = selective runs a Triton kernel of axolotl or TRL: dry-run their program.")
     if importlib.util.find_spec("liger_kernel") is None:
         raise Unavailable("loss = fused needs Liger, which is not installed. Run: pip install liger-kernel")
     transformers: Any = importlib.import_module("liger_kernel.transformers")

@@ -109,13 +109,27 @@ def test_pairs_that_are_rejected(words: tuple[str, ...], message: str) -> None:
         ledger("materialized", *words)
 
 
+def test_trls_kernel_reads_the_logits_themselves() -> None:
+    """trl 1.14 trl/kernels/logprob_entropy.py: in backward the gradient of the slice, and of all logits."""
+    given = {"architecture": "llama", "num_key_value_heads": 4, "intermediate_size": 128}
+    training = {"b": B, "s": S, "recipe": "amp", "loss": "selective", "pairs": True, "logits_dtype": "fp32"}
+    training |= {"implementation": "huggingface", "framework": "dpo", "logits_until": "loss", "reference_model": True}
+    run = memcalc.estimate({"model": MODEL | given, "training": training}).ledger
+
+    def in_fp32(phase: str) -> int:
+        return sum(row.bytes for row in run.live_rows(phase, LOGITS) if row.dtype == "fp32" and V in row.shape)
+
+    assert in_fp32("loss_2") == 2 * 4 * 2 * B * S * V  # of policy and reference
+    assert in_fp32("backward_2") == 4 * 2 * B * (S + S - 1) * V
+
+
 def test_axolotls_kernel_is_not_run_by_a_trace() -> None:
-    with pytest.raises(Unavailable, match="loss = selective runs axolotl's Triton kernel"):
+    with pytest.raises(Unavailable, match="loss = selective runs a Triton kernel"):
         memcalc.trace("llama-3.2-1b", "implementation=huggingface", "pairs=true", "loss=selective", "l=1", "s=8")
 
 
 def test_selective_is_a_loss_of_pairs() -> None:
-    with pytest.raises(InputError, match="loss = selective is axolotl's, of pairs of sequences"):
+    with pytest.raises(InputError, match="loss = selective is a kernel of axolotl"):
         ledger("selective")
 
 

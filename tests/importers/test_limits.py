@@ -12,6 +12,7 @@ from memcalc.importers.file_format import FileFormat
 from memcalc.importers.loading import load
 from memcalc.importers.registry import FRAMEWORKS
 from memcalc.layout.parameters import count_parameters
+from memcalc.simulation.simulated_run import unsupported_reason
 from memcalc.spec.limits import Limit
 from memcalc.spec.spec import Spec
 
@@ -106,11 +107,22 @@ def test_what_trls_trainers_hold_beside_the_policy(more: str, expected: set[str]
     assert holding(loaded(tmp_path, DPO + more)) == expected
 
 
-def test_generation_with_sharded_weights_is_not_counted(tmp_path: Path) -> None:
-    spec = loaded(tmp_path, DPO + "num_generations: 8\nfsdp: full_shard\n", "data_parallel=2")
+@pytest.mark.parametrize("sharding", ["fsdp: full_shard", "deepspeed: {zero_optimization: {stage: 3}}"])
+def test_generation_with_sharded_weights_is_not_counted(sharding: str, tmp_path: Path) -> None:
+    spec = loaded(tmp_path, f"{DPO}num_generations: 8\n{sharding}\n", "data_parallel=2")
 
     assert holding(spec) == {"generation with sharded weights"}
     assert spec.training.completion_length is None
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_deepspeed_generates_with_whole_weights_below_stage_3(stage: int, tmp_path: Path) -> None:
+    text = f"{DPO}num_generations: 8\ndeepspeed: {{zero_optimization: {{stage: {stage}}}}}\n"
+    spec = loaded(tmp_path, text, "data_parallel=2")
+
+    assert holding(spec) == set()
+    assert spec.training.completion_length == 256  # trl/trainer/grpo_config.py, max_completion_length
+    assert unsupported_reason(spec) == ""
 
 
 @pytest.mark.parametrize(
@@ -428,3 +440,20 @@ def test_stages_that_train_one_sequence_at_a_time_are_no_pairs(tmp_path: Path) -
     for stage in ("sft", "pt"):
         assert holding(loaded(tmp_path, FACTORY.replace("dpo", stage) + "finetuning_type: full\n")) == set()
     assert llama_factory.LLAMA_FACTORY.name == "LLaMA-Factory"
+
+
+@pytest.mark.parametrize(
+    ("release", "more", "loss", "noted"),
+    [
+        ("1.16", "", "tiled", False),
+        ("1.14.2", "", "selective", False),
+        ("1.14.2", "loss_type: [sigmoid, sft]\n", None, True),  # a cross-entropy besides
+        ("1.13", "", None, True),
+    ],
+)
+def test_the_loss_of_pairs_by_release(release: str, more: str, loss: str | None, noted: bool, tmp_path: Path) -> None:
+    spec = loaded(tmp_path, DPO + more, f"versions.trl=v{release}")
+
+    assert spec.training.loss == (loss or "materialized")
+    assert ("log-probabilities of pairs" in limits(spec)) is noted
+    assert spec.training.logits_dtype == ("fp32" if loss == "selective" else "compute")

@@ -122,3 +122,54 @@ def test_trainer_autocasts_whatever_its_weights_are_in(
     training = read(tmp_path, **({"bf16": False} | arguments))
 
     assert (training.recipe, training.autocasts) == expected
+
+
+TRLS = {"use_peft": True, "gradient_checkpointing": True, "deepspeed": {"zero_optimization": {"stage": 3}}}
+TRL = (*TODAY, "versions.trl=v1.16")
+OPTIONS = {"gradient_checkpointing_kwargs": {"use_reentrant": False}}
+
+
+@pytest.mark.parametrize(
+    ("program", "more", "release", "is_reentrant"),
+    [
+        ("dpo", {}, TRL, True),  # passes the options on itself
+        ("sft", {}, TRL, False),  # changes options that Trainer no longer reads
+        ("sft", OPTIONS, TRL, True),  # which are the same as those it reads, if the file has any
+        ("sft", {}, ("versions.transformers=v5.22", "versions.trl=v1.16"), True),
+        ("dpo", {}, (*TODAY, "versions.trl=v1.8"), False),
+        ("sft", OPTIONS, (*TODAY, "versions.trl=v0.27"), False),
+        ("dpo", {"deepspeed": {"zero_optimization": {"stage": 2}}}, TRL, False),
+        ("dpo", {"use_peft": False}, TRL, False),
+        ("trainer", OPTIONS, TRL, False),
+    ],
+)
+def test_trl_forces_reentrant_checkpoints_on_adapters_at_stage_3(
+    program: str, more: dict[str, Any], release: tuple[str, ...], is_reentrant: bool, tmp_path: Path
+) -> None:
+    found = read(tmp_path, (f"framework={program}", *release), **(TRLS | more))
+
+    assert found.reentrant_checkpoints is is_reentrant
+
+
+def test_the_cache_is_emptied_before_backward_of_every_nth_step(tmp_path: Path) -> None:
+    training = read(tmp_path, torch_empty_cache_steps=4)
+
+    assert (training.empty_cache_steps, training.empty_cache_when) == (4, "before-backward")
+
+
+@pytest.mark.parametrize(
+    ("words", "steps", "when"),
+    [
+        ("rl: dpo\n", 1, "after-backward"),
+        ("torch_empty_cache_steps: 5\n", 5, "before-backward"),
+        ("gc_steps: 3\n", 3, "before-backward"),
+        ("gc_steps: -1\n", None, "before-backward"),
+    ],
+)
+def test_axolotl_empties_the_cache(words: str, steps: int | None, when: str, tmp_path: Path) -> None:
+    """DPO does so in each training_step; gc_steps is migrated to torch_empty_cache_steps."""
+    path = tmp_path / "run.yaml"
+    path.write_text(f"base_model: any\nsequence_len: 512\nmicro_batch_size: 1\ndatasets: []\nbf16: true\n{words}")
+    training = load(path, MODEL).training
+
+    assert (training.empty_cache_steps, training.empty_cache_when) == (steps, when)

@@ -273,3 +273,14 @@ def test_the_gathered_head_of_a_tiled_loss_has_the_dtype_of_its_shards() -> None
     gathered = [each for each in result.ledger.rows if each.tensor == "final norm and head, gathered"]
 
     assert [(each.bytes, each.dtype) for each in gathered] == [(V * D * 4, "fp32")]
+
+
+def test_only_completions_have_labels() -> None:
+    """Of 2 sequences of 64 tokens, the 16 that each was completed by, instead of all but the last of each."""
+
+    def scored(*words: str) -> int:
+        result = estimate("s=64", "framework=grpo", "loss=tiled", *words)
+        return rows(result, "loss_2", "hidden states of tokens with a label")
+
+    assert scored() == 2 * 2 * 63 * D
+    assert scored("completion_length=16") == 2 * 2 * 16 * D

@@ -29,6 +29,8 @@ RUNS = [
     ("llama-3.2-1b", ("lora.rank=8", "recipe=pure")),
     ("gpt2", ("lora.rank=8", "recompute=full", "implementation=huggingface", "training.dropout=0.1")),
     ("llama-3.2-1b", ("qlora.block_size=64", "recompute=full")),
+    ("gpt2", ("pairs=true", "reference_model=true", "evaluation_batch_size=4", "b=4")),
+    ("gpt2", ("pairs=true", "lora.rank=8", "recompute=full", "implementation=huggingface", "b=4")),
     ("gpt2", ("optimizer=adam-8bit",)),
     ("gpt2", ("optimizer=adam-8bit", "optimizer_options.paged=true")),
     ("gpt2", ("optimizer=adafactor", "recipe=pure", "b=1", "s=256")),
@@ -365,3 +367,51 @@ def test_a_4_bit_base_is_loaded_in_the_order_of_names() -> None:
 
     assert found["5.23.0"] == ["mlp", "mlp", "mlp", "k or v", "q or o", "q or o", "k or v"]
     assert found["4.57.6"] == ["q or o", "k or v", "k or v", "q or o", "mlp", "mlp", "mlp"]
+
+
+def made_in(phase: str, *words: str) -> int:
+    """Return the number of allocations of a phase."""
+    requests = SimulatedRun(memcalc.load("gpt2", "l=2", "s=128", *words), Requests()).play()
+    scripts = (interval.script for interval in requests.stretches if interval.phase == phase)
+    return sum(change > 0 for script in scripts for change in script)
+
+
+def test_an_evaluation_of_pairs_is_scored_by_the_reference_too() -> None:
+    """TRL 1.16 trl/trainer/dpo_trainer.py, prediction_step: the loss of training, with both forwards."""
+    evaluation = ("evaluation", "pairs=true", "evaluation_batch_size=2")
+
+    assert made_in(*evaluation, "reference_model=true") == 2 * made_in(*evaluation)
+
+
+def test_a_policy_scores_pairs_with_its_adapters_disabled() -> None:
+    """After the policy's two adapters of each layer, which are all that the second forward lacks."""
+    pairs = ("pairs=true", "lora.rank=8", "lora.target_modules=[o_proj, down_proj]", "implementation=huggingface")
+    with_adapters = made_in("evaluation", *pairs[1:], "evaluation_batch_size=4")
+    both = made_in("evaluation", *pairs, "evaluation_batch_size=2")
+    base = made_in("evaluation", "implementation=huggingface", "evaluation_batch_size=4")
+
+    assert both == with_adapters + base
+
+
+@pytest.mark.parametrize(
+    ("words", "emptied"),
+    [
+        (("empty_cache_steps=1",), ["backward_1", "backward_2", "backward_2", "backward_2"]),
+        (("empty_cache_steps=3",), ["backward_1", "backward_2"]),  # every other one of the steps that are replayed
+        (("empty_cache_steps=1", "empty_cache_when=after-backward"), ["backward_1", *["backward_2"] * 3]),
+        (("empty_cache_steps=9", "gradient_accumulation_steps=2"), [*["backward_1"] * 2, *["backward_2"] * 2]),
+        ((), []),
+    ],
+)
+def test_a_program_empties_the_cache(words: tuple[str, ...], emptied: list[str]) -> None:
+    requests = SimulatedRun(memcalc.load("gpt2", "l=1", "s=64", *words), Requests()).play()
+
+    assert [interval.phase for interval in requests.stretches if interval.after_empty_cache] == emptied
+
+
+def test_an_emptied_cache_changes_reserved_memory_alone() -> None:
+    words = ("gpt2", "l=1", "s=64", "recipe=pure", "optimizer=sgd")
+    kept, emptied = (simulate(memcalc.load(*words, *more)) for more in ((), ("empty_cache_steps=1",)))
+
+    assert emptied.asked == kept.asked
+    assert emptied.reserved_bytes != kept.reserved_bytes

@@ -83,7 +83,8 @@ RESERVED = {
     "trainer-5-zero": 0.2,
     "trainer-5-offload": 0.3,
     "trl-sft-zero": 0.1,
-    "trl-dpo-zero": 0.3,
+    "trl-dpo-zero": 0.5,
+    "trl-grpo-zero": 0.1,
     "deepspeed": 0.1,
     "deepspeed-stage0": 0.1,
     "trainer-5-stage0": 0.1,
@@ -108,9 +109,10 @@ UNLIKE = {
     ("trl-sft-zero", "held-out", 7),
     ("trl-dpo-zero", "development", 0),
     ("trl-dpo-zero", "held-out", 0),
-    # Policies that score themselves at stage 3, which are not replayed.
     ("trl-dpo-zero", "development", 2),
-    ("trl-dpo-zero", "held-out", 2),
+    ("trl-dpo-zero", "development", 37),
+    ("trl-dpo-zero", "development", 40),
+    ("trl-sft-zero", "development", 7),
 }
 
 
@@ -158,24 +160,25 @@ BARS = {
     "trainer-5-deepspeed": (0.1, 0.1),
     "trainer-5-zero": (0.2, 0.1),
     "trainer-5-offload": (0.2, 0.1),
-    "trl-sft-zero": (0.2, 0.1),
+    "trl-sft-zero": (0.9, 0.4),
     "deepspeed": (0.4, 0.2),
     "deepspeed-stage0": (0.1, 0.1),
     "trainer-5-stage0": (0.1, 0.1),
-    "trl-dpo-zero": (1.8, 0.5),
+    "trl-dpo-zero": (1.9, 0.5),
+    "trl-grpo-zero": (0.1, 0.1),
     "accelerate-deepspeed": (0.1, 0.1),
     "trl-reward": (1.8, 0.2),
     "trl-dpo": (0.5, 0.1),
-    "trl-grpo": (4.3, 0.3),  # over where completions end before their longest length, which the data decide
+    "trl-dpo-1.14": (0.1, 0.1),
+    "trl-grpo": (4.2, 0.2),  # over where completions end before their longest length, which the data decide
     "trl-sft-fsdp": (0.9, 0.3),
     "trl-qlora-fsdp": (1.9, 1.0),
     "trl-qlora-fsdp1": (8.8, 0.6),  # LayerNorm above a 4-bit base (causes.md); the others are within 0.05
 }
-# Two loops over two GPUs; a run with weights in host memory, and one that scores itself at stage 3 with recomputation
-# (causes.md); four that depend on their data: one is padded, and three have sequences shorter than the file's longest.
+# Two loops over two GPUs, and a run with weights in host memory (causes.md); four that depend on their data: one is
+# padded, and three have sequences shorter than the file's longest.
 BEYOND = {
     ("axolotl", "held-out", 3),
-    ("trl-dpo-zero", "held-out", 2),
     ("accelerate-deepspeed", "held-out", 6),
     ("trainer-5-offload", "development", 1),
     ("loop", "development", 0),

@@ -48,6 +48,8 @@ class Family:
         self.citation = f"transformers 5.23 modeling_{c.family}.py"
         self.weights: tuple[Tensor, ...] = ()  # attention weights, returned where they exist
         self.tape = tape
+        if c.reentrant_checkpoints:
+            tape.stops_early, tape.reentrant = False, True
         self.ops = Operators(
             self.tape, c.compute, c.parameters, c.autocast, c.adapters, c.replaced_linears, c.caches_casts
         )

@@ -111,7 +111,7 @@ def _pairs(spec: Spec) -> Iterator[Violation]:
     if training.loss == "selective" and not (training.pairs and training.implementation == "huggingface"):
         yield Violation(
             ("training", "loss"),
-            "loss = selective is axolotl's, of pairs of sequences with transformers' modules.",
+            "loss = selective is a kernel of axolotl and TRL 1.14, for pairs of sequences with transformers' modules.",
             "Set pairs: true and implementation: huggingface, or loss: materialized.",
         )
 
