@@ -38,6 +38,7 @@ from memcalc.spec.recompute_plan import Segment, has_segments, leaves
 from memcalc.spec.spec import Spec
 from memcalc.states.gradient_policy import gradient_policy
 from memcalc.states.optimizers.parameter_order import in_order
+from memcalc.states.pipelining import uses_pipelining
 from memcalc.states.state_options import state_options
 from memcalc.stream.peaks import IntervalPeak, SizelessStream, StorageKind, live_at, peaks
 from memcalc.stream.requests import EngineTensor, NamedRounds, Requests, TensorLabel
@@ -45,7 +46,16 @@ from memcalc.stream.requests import EngineTensor, NamedRounds, Requests, TensorL
 EXISTING, IN_FLIGHT = "existing", "in flight"  # labels: gradients of earlier micro-batches, others in flight
 POLICY, REFERENCE = "policy", "reference"  # the trained model, and a reference model that scores its outputs
 THREADS = ("forward", "backward")  # each has a cuBLAS workspace
+# Components of storages from before the step, which are counted with the run's states and buffers.
+COUNTED_BEFORE = (Component.GRADIENTS, Component.COMMUNICATION_BUFFERS)
 MOST_RECORDED = 256  # cached steps
+
+
+class HeldInLoop(NamedTuple):
+    """Live storages of each round of a loop."""
+
+    rounds: NamedRounds
+    storages: list[int]
 
 
 class Layers(NamedTuple):
@@ -131,12 +141,13 @@ class StepRecorder:
         """Record forward, loss and backward; `exist`: whether gradients of earlier micro-batches exist."""
         self.requests.begin(EXISTING)
         walk, gradients = self._walk(self.spec, exist=exist)
+        walk.engine.hold_gathered()
         takes_over = bool(self.requests.labels)
         self.requests.begin(IN_FLIGHT)
         walk.engine.resume()
         if evaluates_between_steps(self.spec):
             walk.engine.after_evaluation()
-        self._hold_in_flight(walk)
+        in_flight = [*self._hold_in_flight(walk)]
         self.requests.begin("forward")
         walk.engine.prepare()
         walk.engine.begin(have_gradients=exist, last=True)
@@ -153,6 +164,10 @@ class StepRecorder:
         of_reference = range(own, len(self.blocks))
         self.requests.begin("backward")
         gradients += walk.backward(self._received_gradient(walk))
+        if uses_pipelining(self.spec):  # no micro-batch is in flight after the last backward
+            walk.release()
+            self._free(in_flight)
+            walk.engine.reduce_gradients()
         walk.engine.after_last_backward(gradients)
         return RecordedStream(SizelessStream(self.requests), tuple(self.blocks), of_reference, takes_over=takes_over)
 
@@ -220,19 +235,24 @@ class StepRecorder:
         number, entry = walk.parts.entry
         return self.requests.take(1, 0, walk.steps.labels(number)[entry])
 
-    def _hold_in_flight(self, walk: ForwardBackward) -> None:
-        """Record the live tensors of other micro-batches in flight, in a loop over these micro-batches."""
+    def _hold_in_flight(self, walk: ForwardBackward) -> Iterator[HeldInLoop]:
+        """Record the live tensors of other micro-batches in flight, in a loop over these micro-batches; yield them."""
         for number, storages, field in walk.parts.in_flight_ends():
-            self._hold(walk, number, storages, field)
+            yield self._hold(walk, number, storages, NamedRounds(1, field))
         for index, loop in enumerate(walk.loops):
             for item in loop.items:
                 number = walk.parts.block_of(next(leaves(item)), again=not isinstance(item, int))
-                self._hold(walk, number, self.blocks[number].program.kept, ("layers in flight", index))
+                rounds = NamedRounds(1, ("layers in flight", index))
+                yield self._hold(walk, number, self.blocks[number].program.kept, rounds)
 
-    def _hold(self, walk: ForwardBackward, number: int, storages: Sequence[int], name: Hashable) -> None:
-        with self.requests.repeat(NamedRounds(1, name)):
-            for at in storages:
-                self.requests.take(1, 0, walk.steps.labels(number)[at])
+    def _hold(self, walk: ForwardBackward, number: int, storages: Sequence[int], rounds: NamedRounds) -> HeldInLoop:
+        with self.requests.repeat(rounds):
+            return HeldInLoop(rounds, [self.requests.take(1, 0, walk.steps.labels(number)[at]) for at in storages])
+
+    def _free(self, held: Sequence[HeldInLoop]) -> None:
+        for rounds, storages in held:
+            with self.requests.repeat(rounds):
+                self.requests.drop(storages)
 
     def _received_gradient(self, walk: ForwardBackward) -> int:
         """Allocate the gradient of a stage's output where Megatron-LM references it until backward has ended.
@@ -305,7 +325,13 @@ def _key(spec: Spec, chunk: Stage, layers: Layers, *, exist: bool) -> Hashable:
         (chunk.has_embedding, chunk.has_head),
         tuple(gradient_policy(spec, exist=exist, sharded=sharded) for sharded in (False, True)),
         exist,
-        (options, layers.of_engine, spec.model.tie_word_embeddings, evaluates_between_steps(spec))
+        (
+            options,
+            layers.of_engine,
+            spec.model.tie_word_embeddings,
+            evaluates_between_steps(spec),
+            uses_pipelining(spec),
+        )
         if takes_gradients_over(options)
         else None,
     )
@@ -425,7 +451,7 @@ class RecordedPasses:
             elif once:
                 if first and self.workspace is not None:
                     yield self.workspace._replace(count=count, mask=mask)
-            elif not (self.recording.takes_over and label is Component.GRADIENTS):
+            elif not (self.recording.takes_over and label in COUNTED_BEFORE):
                 raise ValueError(label)
         for label, sizes in engine.items():
             if sum(count for _, count in sizes):  # a label's storages may come from several units

@@ -59,7 +59,21 @@ def policy(spec: Spec) -> Iterator[Violation]:
             "masters.",
             "Set recipe: fp32 (no autocast) or amp (autocast as well), or leave param_dtype out.",
         )
-    if fsdp.gradient_sync == "last" and parallelism.offload != "none":
+    stages = parallelism.pipeline_parallel
+    if stages > 1 and fsdp.gradient_sync == "each":
+        yield Violation(
+            (*key, "gradient_sync"),
+            f"gradient_sync = each is not possible with pipeline_parallel = {stages}: PyTorch's schedules reduce "
+            "gradients after a stage's last micro-batch.",
+            "Leave gradient_sync out.",
+        )
+    elif stages > 1 and parallelism.offload != "none":
+        yield Violation(
+            ("parallelism", "offload"),
+            f"offload = {parallelism.offload} is not modelled with pipeline_parallel = {stages} and engine = fsdp2.",
+            "Set offload: none, or pipeline_parallel: 1.",
+        )
+    elif fsdp.gradient_sync == "last" and parallelism.offload != "none":
         yield Violation(
             (*key, "gradient_sync"),
             f"gradient_sync = last is not modelled with offload = {parallelism.offload}.",
