@@ -45,12 +45,8 @@ def multiply_in_8_bits(
         note: an additional note.
     """
     values = draft.values
-    beside = [
-        *(["adapters"] if values.get("training.finetune", "full") != "full" else []),
-        *(["tensor parallelism"] if values.get("parallelism.tensor_parallel", 1) != 1 else []),
-    ]
-    if beside:
-        draft.limit(f"torchao's FP8 matmuls with {' and '.join(beside)}", holds_memory=True)
+    if values.get("training.finetune", "full") != "full":
+        draft.limit("torchao's FP8 matmuls with adapters", holds_memory=True)
         return
     draft.default(KEY, recipe)
     if skip is not None:

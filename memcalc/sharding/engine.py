@@ -77,6 +77,12 @@ class Engine:
     def hold_gathered(self) -> None:
         """Record the parameters that earlier micro-batches have left gathered, which are counted elsewhere."""
 
+    def free_existing(self) -> None:
+        """Free the gradients of `existing`: they do not exist yet, although they are counted."""
+
+    def gather_before_backward(self) -> None:
+        """Record the parameters that another micro-batch's backward has gathered since the last forward."""
+
     def resume(self) -> None:
         """Set the state before a steady step's last micro-batch, and record the engine's tensors from earlier ones."""
 

@@ -285,7 +285,8 @@ class FSDP2(Engine):
             self.requests.drop(each.storage for each in gradients)
             return
         sums: list[Gradient] = []
-        for gradient in gradients:
+        places = {parameter: place for place, parameter in enumerate(self.members[unit])}
+        for gradient in sorted(gradients, key=lambda each: places.get(each.parameter, -1)):
             parameter = gradient.parameter
             if parameter is None or gathered_dtype(parameter, self.choice) == self.choice.summed:
                 sums.append(gradient)

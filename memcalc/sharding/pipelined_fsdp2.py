@@ -19,7 +19,7 @@ from memcalc.ledger.component import Component
 from memcalc.sharding.engine import EMBEDDING, ROOT, TAIL, Gradient
 from memcalc.sharding.fsdp2 import ALL_GATHER, FSDP2, REDUCE_SCATTER
 from memcalc.states.state_options import StateOptions
-from memcalc.stream.requests import Requests
+from memcalc.stream.requests import Label, Requests
 
 DEFAULT_STREAM = 0
 STREAMS = 2  # of each chunk: for all-gathers and for reduce-scatters
@@ -52,8 +52,23 @@ class PipelinedFSDP2(FSDP2):
     def hold_gathered(self) -> None:
         """Record the parameters of all units, which backward leaves gathered."""
         for unit in self.in_order:
-            sizes = self.sizes[unit][0].parameters
-            self.parameters[unit] = [self.requests.take(size, 0, Component.COMMUNICATION_BUFFERS) for size in sizes]
+            self.parameters[unit] = self._gathered(unit, Component.COMMUNICATION_BUFFERS)
+
+    def gather_before_backward(self) -> None:
+        """Record the parameters of the units that forward has resharded."""
+        for unit in [unit for unit in self.in_order if unit not in self.parameters]:
+            with self.requests.repeat(self.rounds.get(unit, 1)):
+                self.parameters[unit] = self._gathered(unit, self.labels[unit].gathered)
+
+    def _gathered(self, unit: int, label: Label) -> list[int]:
+        return [self.requests.take(size, 0, label) for size in self.sizes[unit][0].parameters]
+
+    def free_existing(self) -> None:
+        """Free the unsharded sums."""
+        for unit, sums in self.unsharded.items():
+            with self.requests.repeat(self.rounds.get(unit, 1)):
+                self.requests.drop(each.storage for each in sums)
+        self.unsharded = {}
 
     def resume(self) -> None:
         """Reshard what the forward before has resharded; with earlier sums, a backward has gathered it again."""
@@ -83,7 +98,7 @@ class PipelinedFSDP2(FSDP2):
         return []
 
     def unshard(self) -> None:
-        """Gather all units on the default stream. Source: fully_shard.py, unshard(async_op=True)."""
+        """Gather all units on the default stream, as `unshard(async_op=True)` of each module does."""
         for unit in self.in_order:
             if unit not in self.parameters:
                 self._all_gather(unit, DEFAULT_STREAM)
@@ -103,6 +118,10 @@ class PipelinedFSDP2(FSDP2):
                     kept += self._reduce_unit(unit, ())
         self._finalize()
         return kept
+
+    def _stays(self, unit: int) -> bool:
+        """Return whether a unit is not resharded after forward: a stage without LM head has no tied embedding."""
+        return unit == TAIL or (unit == self.last and self.choice.gathers_last_layer_once)
 
     def _wait_for_unshard(self) -> None:
         for unit in [unit for unit in self.in_order if unit in self.gathering]:

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
-from memcalc.layout.stages import Stage, composition
+from memcalc.layout.stages import Stage, Start, composition
 from memcalc.ledger.row_drafts import STEPS, RowDraft, mask_of
 from memcalc.programs.program import Stream
 from memcalc.spec.hardware.gpus import GpuSpec
 from memcalc.spec.spec import Spec
 from memcalc.states.persistent import uses_torch_products, workspace
+from memcalc.states.pipelining import uses_pipelining
 from memcalc.states.recipe_copies import gradients_exist
 from memcalc.states.state_options import state_options
 
@@ -67,6 +68,22 @@ def pieces_of(spec: Spec, stage: Stage) -> tuple[Stage, ...]:
     for piece in stage.chunks:
         alike.setdefault(composition(spec, piece), piece)
     return tuple(alike.values())
+
+
+def starts_of(spec: Spec, chunk: Stage, *, exist: bool) -> tuple[tuple[Stage, Start], ...]:
+    """Return the micro-batches of a chunk that may hold most: the chunk in flight, and where in a step backward is.
+
+    Where as many micro-batches are in flight as there are, their first backward meets no gradients of earlier ones. The
+    second one meets all, with one micro-batch less in flight. Both are evaluated under FSDP2, where gradients are
+    unsharded; elsewhere only the last micro-batch in flight, with its gradients.
+    """
+    micro_batches = spec.training.gradient_accumulation_steps
+    sharded = spec.parallelism.engine == "fsdp2" and uses_pipelining(spec)
+    if not (sharded and exist) or spec.parallelism.virtual_stages > 1 or chunk.in_flight < micro_batches:
+        return ((chunk, "steady"),)
+    fewer = (each - 1 for each in (chunk.in_flight, chunk.embeddings, chunk.heads))
+    second = chunk._replace(**dict(zip(("in_flight", "embeddings", "heads"), fewer, strict=True)))
+    return (chunk, "first"), (second, "second")
 
 
 def first_workspace(spec: Spec, stage: Stage, gpu: GpuSpec | None) -> list[RowDraft]:

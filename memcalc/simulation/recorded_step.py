@@ -15,7 +15,7 @@ from memcalc.architectures.structure import block_structure
 from memcalc.errors import InputError
 from memcalc.layout.local_parameters import LocalParameter, stage_parameters, without_companions
 from memcalc.layout.parameters import layer_prefixes
-from memcalc.layout.stages import READERS, Stage, first_recomputed_layer, layer_modules
+from memcalc.layout.stages import READERS, Stage, Start, first_recomputed_layer, layer_modules
 from memcalc.ledger.component import Component
 from memcalc.ledger.row_drafts import EVALUATION, RowDraft
 from memcalc.programs.program import Program
@@ -137,13 +137,20 @@ class StepRecorder:
         self.blocks: list[SizedBlock] = []
         self.spec, self.chunk, self.workspace, self.loops, self.rank = spec, chunk, workspace, loops, rank
 
-    def step(self, *, exist: bool) -> RecordedStream:
-        """Record forward, loss and backward; `exist`: whether gradients of earlier micro-batches exist."""
+    def step(self, *, exist: bool, start: Start = "steady") -> RecordedStream:
+        """Record forward, loss and backward.
+
+        Args:
+            exist: whether gradients of earlier micro-batches are counted as existing.
+            start: where in a step the backward is.
+        """
         self.requests.begin(EXISTING)
-        walk, gradients = self._walk(self.spec, exist=exist)
+        walk, gradients = self._walk(self.spec, exist=exist, start=start)
         walk.engine.hold_gathered()
         takes_over = bool(self.requests.labels)
         self.requests.begin(IN_FLIGHT)
+        if start == "first":
+            walk.engine.free_existing()
         walk.engine.resume()
         if evaluates_between_steps(self.spec):
             walk.engine.after_evaluation()
@@ -162,6 +169,8 @@ class StepRecorder:
             if scored_by_reference(self.spec):
                 self._forward_alone(reference_run(self.spec), REFERENCE)
         of_reference = range(own, len(self.blocks))
+        if start == "second":
+            walk.engine.gather_before_backward()
         self.requests.begin("backward")
         gradients += walk.backward(self._received_gradient(walk))
         if uses_pipelining(self.spec):  # no micro-batch is in flight after the last backward
@@ -179,13 +188,14 @@ class StepRecorder:
         return RecordedStream(SizelessStream(self.requests), tuple(self.blocks), range(0), takes_over=False)
 
     def _walk(
-        self, spec: Spec, *, exist: bool, gradients: bool = True, model: str = POLICY
+        self, spec: Spec, *, exist: bool, start: Start = "steady", gradients: bool = True, model: str = POLICY
     ) -> tuple[ForwardBackward, list[int]]:
         """Return the simulation of a micro-batch, and existing gradients that its engine takes over.
 
         Args:
             spec: the run.
-            exist: whether gradients of earlier micro-batches exist.
+            exist: whether gradients of earlier micro-batches are counted as existing.
+            start: where in a step the backward is.
             gradients: whether autograd is on.
             model: the model of the layers.
         """
@@ -201,12 +211,13 @@ class StepRecorder:
         else:
             engine = engine_of(self.requests, layers.of_engine, units, spec, plan, self.rank)
         engine.rounds = {layer: loop.rounds for loop in layers.played for item in loop.items for layer in leaves(item)}
+        arriving = arriving_gradients(spec, engine, exist=False)
         existing = engine.existing() if exist else []
         parts = StageBlocks(
             spec,
             self.chunk,
             UnitSizer(),
-            arriving_gradients(spec, engine, exist=exist),
+            arriving if start == "first" else arriving_gradients(spec, engine, exist=exist),
             plan,
             blocks=self.blocks,
             without_gradients=not gradients,
@@ -476,6 +487,7 @@ def recorded_step(
     workspace: RowDraft | None = None,
     loops: bool = True,
     rank: int | None = None,
+    start: Start = "steady",
 ) -> RecordedPasses:
     """Return forward, loss and backward of the last micro-batch in flight.
 
@@ -487,6 +499,7 @@ def recorded_step(
         workspace: the cuBLAS workspace that the first backward's first matmul allocates, if it is one of its passes.
         loops: whether equal rounds of layers are one loop.
         rank: the data-parallel rank, one of `ranks_that_may_hold_most`.
+        start: where in a step the backward is.
 
     Raises:
         InputError: layers share a checkpoint segment under an engine with per-layer shards or buckets.
@@ -502,12 +515,14 @@ def recorded_step(
     reference = reference_run(spec) if scored_by_reference(spec) else None
 
     def record() -> RecordedStream:
-        return StepRecorder(spec, chunk, workspace=with_workspace, loops=loops, rank=rank).step(exist=exist)
+        return StepRecorder(spec, chunk, workspace=with_workspace, loops=loops, rank=rank).step(
+            exist=exist, start=start
+        )
 
     layers = layers_of(spec, chunk, loops=loops)
     others = None if reference is None else layers_of(reference, chunk, loops=loops)
     of_reference = None if reference is None or others is None else _key(reference, chunk, others, exist=False)
-    key = "step", _key(spec, chunk, layers, exist=exist), with_workspace, of_reference, rank
+    key = "step", _key(spec, chunk, layers, exist=exist), with_workspace, of_reference, rank, start
     recording = _recorded(RecordingInput(key, record)) if loops else record()
     rounds = rounds_of(chunk, layers, others)
     sizer = None if reference is None else sizer_of(reference)

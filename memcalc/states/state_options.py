@@ -170,7 +170,9 @@ def state_options(spec: Spec) -> StateOptions:
         zeroes_gradients=training.zero_grad == "zero",
         zeroes_gradients_before_backward=training.zero_grad_before == "backward",
         # GPipe's forwards all come before the first backward: they and it meet no gradients of earlier micro-batches.
-        accumulates=training.gradient_accumulation_steps > 1 and spec.parallelism.schedule != "gpipe",
+        # Under FSDP2 the second backward may hold more than the first, whose unsharded gradients it meets.
+        accumulates=training.gradient_accumulation_steps > 1
+        and (spec.parallelism.schedule != "gpipe" or spec.parallelism.engine == "fsdp2"),
         zero_stage=spec.parallelism.zero_stage,
         data_parallel=spec.parallelism.shards,
         expert_shards=spec.parallelism.expert_shards,
@@ -182,9 +184,9 @@ def state_options(spec: Spec) -> StateOptions:
         gathered=fsdp.param_dtype or "",
         reduced=fsdp.reduce_dtype or fsdp.param_dtype or "",
         # Tied, embedding, final norm and LM head are one unit, gathered and reduced with the root module, unless the
-        # norm is the root's.
+        # norm is the root's. Stages of a pipeline have separate copies of the tied weight.
         wraps_embedding_and_head=fsdp.wrap == "layers-and-ends"
-        and not (spec.model.tie_word_embeddings and adapters is None),
+        and not (spec.model.tie_word_embeddings and spec.parallelism.pipeline_parallel == 1 and adapters is None),
         finds_norm=adapters is None,
         gathers_output_alone=loss_gathers_head(spec),
         # transformers computes its own loss; memcalc's step and custom loops may compute the loss from the logits.

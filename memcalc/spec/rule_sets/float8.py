@@ -24,14 +24,6 @@ def float8_rules(spec: Spec) -> Iterator[Violation]:
             "layers.",
             "Set fp8: none, or finetune: full.",
         )
-    if spec.parallelism.tensor_parallel > 1:
-        yield Violation(
-            KEY,
-            f"fp8 = {training.fp8} is not modelled with tensor_parallel = {spec.parallelism.tensor_parallel}, where "
-            "DTensor "
-            "splits torchao's layers.",
-            "Set fp8: none, tensor_parallel: 1, or implementation: megatron.",
-        )
     if spec.model.tie_word_embeddings and not skips(spec, "lm_head"):
         yield Violation(
             ("training", "fp8_skip"),
