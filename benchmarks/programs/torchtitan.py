@@ -101,7 +101,7 @@ FLOAT8: tuple[Mapping[str, Any], ...] = (
 
 def draw_float8_program(draw: Draw) -> Program:
     """A program of Llama with torchao's FP8 layers, which DTensor splits."""
-    flavor, gpus = draw.of("flavor", (("8B", 8), ("8B", 16), ("70B", 64)))
+    flavor, gpus = draw.of("flavor", (("8B", 16), ("8B", 32), ("70B", 64)))
     tables: dict[str, dict[str, Any]] = {
         "model": {
             "name": "llama3",

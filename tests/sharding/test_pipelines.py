@@ -38,7 +38,7 @@ def small(*words: str) -> Spec:
 def order(spec: Spec, stage: int) -> str:
     """F and B of each micro-batch, with the chunk where there are several."""
     several = spec.parallelism.virtual_stages > 1
-    acts = [each for each in actions_of(spec, stages_of(spec)[stage]) if each.kind != "assign"]
+    acts = [each for each in actions_of(spec, stages_of(spec)[stage]) if each.kind in ("forward", "backward")]
     return " ".join(f"{each.kind[0].upper()}{each.micro_batch}{'ab'[each.chunk] if several else ''}" for each in acts)
 
 
