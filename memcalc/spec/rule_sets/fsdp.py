@@ -59,21 +59,7 @@ def policy(spec: Spec) -> Iterator[Violation]:
             "masters.",
             "Set recipe: fp32 (no autocast) or amp (autocast as well), or leave param_dtype out.",
         )
-    stages = parallelism.pipeline_parallel
-    if stages > 1 and fsdp.gradient_sync == "each":
-        yield Violation(
-            (*key, "gradient_sync"),
-            f"gradient_sync = each is not possible with pipeline_parallel = {stages}: PyTorch's schedules reduce "
-            "gradients after a stage's last micro-batch.",
-            "Leave gradient_sync out.",
-        )
-    elif stages > 1 and parallelism.offload != "none":
-        yield Violation(
-            ("parallelism", "offload"),
-            f"offload = {parallelism.offload} is not modelled with pipeline_parallel = {stages} and engine = fsdp2.",
-            "Set offload: none, or pipeline_parallel: 1.",
-        )
-    elif fsdp.gradient_sync == "last" and parallelism.offload != "none":
+    if parallelism.pipeline_parallel == 1 and fsdp.gradient_sync == "last" and parallelism.offload != "none":
         yield Violation(
             (*key, "gradient_sync"),
             f"gradient_sync = last is not modelled with offload = {parallelism.offload}.",
@@ -84,6 +70,27 @@ def policy(spec: Spec) -> Iterator[Violation]:
             (*key, "keeps_unsharded_weights"),
             f"keeps_unsharded_weights needs a 4-bit base, but finetune = {training.finetune}.",
             "Set finetune: qlora, or leave keeps_unsharded_weights out.",
+        )
+
+
+def pipelined(spec: Spec) -> Iterator[Violation]:
+    """Yield violations: PyTorch's schedules reduce the gradients of a stage once per step, on the GPU."""
+    parallelism = spec.parallelism
+    stages = parallelism.pipeline_parallel
+    if stages == 1 or parallelism.engine != "fsdp2":
+        return
+    if parallelism.fsdp.gradient_sync == "each":
+        yield Violation(
+            ("parallelism", "fsdp", "gradient_sync"),
+            f"gradient_sync = each is not possible with pipeline_parallel = {stages}: PyTorch's schedules reduce "
+            "gradients after a stage's last micro-batch.",
+            "Leave gradient_sync out.",
+        )
+    if parallelism.offload != "none":
+        yield Violation(
+            ("parallelism", "offload"),
+            f"offload = {parallelism.offload} is not modelled with pipeline_parallel = {stages} and engine = fsdp2.",
+            "Set offload: none, or pipeline_parallel: 1.",
         )
 
 

@@ -394,6 +394,7 @@ RULES: tuple[Rule, ...] = (
     parallelism.replicas,
     parallelism.one_dtype,
     fsdp.policy,
+    fsdp.pipelined,
     fsdp.flat_parameters,
     _zero,
     offload.offload,
