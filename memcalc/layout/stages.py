@@ -22,9 +22,9 @@ from memcalc.spec.training import TrainingSpec
 READERS = {"windows": True, "others": False}  # readers of a mask: layers with a sliding window, or without
 
 
-# Where in a step the backward of a micro-batch is: the first one, before which no gradients exist; the second one, if
-# all forwards come before the first; or a later one.
-Start = Literal["first", "second", "steady"]
+# Where in a step the backward of a micro-batch is: the first one, before which no gradients exist; the second one,
+# right after the first or with a forward between them; or a later one.
+Start = Literal["first", "second", "second, after a forward", "steady"]
 
 
 class Stage(NamedTuple):

@@ -80,6 +80,9 @@ class Engine:
     def free_existing(self) -> None:
         """Free the gradients of `existing`: they do not exist yet, although they are counted."""
 
+    def make_sums(self) -> None:
+        """Record the gradients of earlier micro-batches, which are not counted elsewhere."""
+
     def gather_before_backward(self) -> None:
         """Record the parameters that another micro-batch's backward has gathered since the last forward."""
 

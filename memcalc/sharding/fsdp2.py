@@ -26,6 +26,7 @@ HOLDS_BOTH_INPUTS = (2, 12)  # the torch version that frees a reduce-scatter's i
 COMMUNICATION = Component.COMMUNICATION_BUFFERS
 SOURCE = "torch 2.13 distributed/fsdp/_fully_shard/"
 SCRATCH = EngineTensor(Component.TEMPORARIES, "scratch of a copy kernel", "uint8", "n", f"{SOURCE}_fsdp_collectives.py")
+SUMS = f"{SOURCE}_fsdp_param.py: to_accumulated_grad_if_needed"
 NAMES = {  # labels of units that are not layers, of their gathered parameters, and of their elements
     ROOT: ("the root", "root parameters", "P_root"),
     EMBEDDING: ("the embedding", "embedding", "P_embedding"),
@@ -45,6 +46,7 @@ class UnitLabels(NamedTuple):
     scatter: EngineTensor
     shard: EngineTensor
     main: EngineTensor
+    sums: EngineTensor
 
 
 class UnitGather(NamedTuple):
@@ -107,6 +109,9 @@ def labels_of(unit: int, parameters: Sequence[LocalParameter], options: StateOpt
         label(f"reduce-scatter input of {name}", options.reduced or own, "_fsdp_param_group.py: post_backward"),
         shard(f"gradient shard of {name}", own),
         shard(f"fp32 gradient shard of {name}", "fp32", sum(each.trains for each in parameters)),
+        label(
+            f"unsharded gradients of {name}", options.summed, "_fsdp_param.py: to_accumulated_grad_if_needed"
+        )._replace(component=Component.GRADIENTS),
     )
 
 

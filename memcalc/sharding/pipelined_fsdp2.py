@@ -18,6 +18,7 @@ from memcalc.layout.local_parameters import LocalParameter
 from memcalc.ledger.component import Component
 from memcalc.sharding.engine import EMBEDDING, ROOT, TAIL, Gradient
 from memcalc.sharding.fsdp2 import ALL_GATHER, FSDP2, REDUCE_SCATTER
+from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.states.state_options import StateOptions
 from memcalc.stream.requests import Label, Requests
 
@@ -69,6 +70,17 @@ class PipelinedFSDP2(FSDP2):
             with self.requests.repeat(self.rounds.get(unit, 1)):
                 self.requests.drop(each.storage for each in sums)
         self.unsharded = {}
+
+    def make_sums(self) -> None:
+        """Record the unsharded sums."""
+        size = DTYPE_BYTES[self.choice.summed]
+        for unit in self.in_order:
+            trained = [each for each in self.members[unit] if each.trains]
+            label = self.labels[unit].sums._replace(pieces=len(trained))
+            with self.requests.repeat(self.rounds.get(unit, 1)):
+                self.unsharded[unit] = [
+                    Gradient(self.requests.take(each.elements * size, 0, label), each) for each in trained
+                ]
 
     def resume(self) -> None:
         """Reshard what the forward before has resharded; with earlier sums, a backward has gathered it again."""

@@ -73,17 +73,22 @@ def pieces_of(spec: Spec, stage: Stage) -> tuple[Stage, ...]:
 def starts_of(spec: Spec, chunk: Stage, *, exist: bool) -> tuple[tuple[Stage, Start], ...]:
     """Return the micro-batches of a chunk that may hold most: the chunk in flight, and where in a step backward is.
 
-    Where as many micro-batches are in flight as there are, their first backward meets no gradients of earlier ones. The
-    second one meets all, with one micro-batch less in flight. Both are evaluated under FSDP2, where gradients are
-    unsharded; elsewhere only the last micro-batch in flight, with its gradients.
+    Where as many micro-batches are in flight as there are, or in a single round of interleaved ones, their first
+    backward meets no gradients of earlier ones. The second one meets gradients, but there may be one micro-batch less
+    in flight. Both are evaluated under FSDP2, where gradients are unsharded; elsewhere only the last one in flight.
     """
-    micro_batches = spec.training.gradient_accumulation_steps
+    micro_batches, virtual = spec.training.gradient_accumulation_steps, spec.parallelism.virtual_stages
     sharded = spec.parallelism.engine == "fsdp2" and uses_pipelining(spec)
-    if not (sharded and exist) or spec.parallelism.virtual_stages > 1 or chunk.in_flight < micro_batches:
+    if not sharded or micro_batches == 1 or (exist and (virtual > 1 or chunk.in_flight < micro_batches)):
         return ((chunk, "steady"),)
-    fewer = (each - 1 for each in (chunk.in_flight, chunk.embeddings, chunk.heads))
-    second = chunk._replace(**dict(zip(("in_flight", "embeddings", "heads"), fewer, strict=True)))
-    return (chunk, "first"), (second, "second")
+    copies = micro_batches * virtual
+    after: Start = "second" if chunk.in_flight == copies else "second, after a forward"
+    second = chunk._replace(
+        in_flight=min(chunk.in_flight, copies - 1),
+        embeddings=min(chunk.embeddings, micro_batches - 1),
+        heads=min(chunk.heads, micro_batches - 1),
+    )
+    return (chunk, "first"), (second, after)
 
 
 def first_workspace(spec: Spec, stage: Stage, gpu: GpuSpec | None) -> list[RowDraft]:

@@ -151,6 +151,8 @@ class StepRecorder:
         self.requests.begin(IN_FLIGHT)
         if start == "first":
             walk.engine.free_existing()
+        elif start != "steady" and not exist:
+            walk.engine.make_sums()
         walk.engine.resume()
         if evaluates_between_steps(self.spec):
             walk.engine.after_evaluation()
@@ -211,13 +213,17 @@ class StepRecorder:
         else:
             engine = engine_of(self.requests, layers.of_engine, units, spec, plan, self.rank)
         engine.rounds = {layer: loop.rounds for loop in layers.played for item in loop.items for layer in leaves(item)}
-        arriving = arriving_gradients(spec, engine, exist=False)
         existing = engine.existing() if exist else []
+        arriving = (
+            arriving_gradients(spec, engine, exist=exist)
+            if start == "steady"
+            else gradient_policy(spec, exist=start != "first", sharded=not engine.keeps_gradients)
+        )
         parts = StageBlocks(
             spec,
             self.chunk,
             UnitSizer(),
-            arriving if start == "first" else arriving_gradients(spec, engine, exist=exist),
+            arriving,
             plan,
             blocks=self.blocks,
             without_gradients=not gradients,

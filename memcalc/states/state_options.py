@@ -154,6 +154,21 @@ class StateOptions(NamedTuple):
         return ShardCounts(self.data_parallel, self.expert_shards, self.engine)
 
 
+def _accumulates(spec: Spec) -> bool:
+    """Return whether gradients of earlier micro-batches exist when most activations are in flight.
+
+    GPipe's forwards all come before the first backward: they and it meet no gradients. Under FSDP2 the second backward
+    may hold more than the first, since it meets all gradients, unsharded. In one round of interleaved micro-batches it
+    meets only those of one chunk.
+    """
+    parallelism, micro_batches = spec.parallelism, spec.training.gradient_accumulation_steps
+    if micro_batches == 1:
+        return False
+    if parallelism.engine != "fsdp2":
+        return parallelism.schedule != "gpipe"
+    return parallelism.schedule != "interleaved" or micro_batches > parallelism.pipeline_parallel
+
+
 @cached_by_spec
 def state_options(spec: Spec) -> StateOptions:
     """Return the options of a run."""
@@ -169,10 +184,7 @@ def state_options(spec: Spec) -> StateOptions:
         ema=training.ema,
         zeroes_gradients=training.zero_grad == "zero",
         zeroes_gradients_before_backward=training.zero_grad_before == "backward",
-        # GPipe's forwards all come before the first backward: they and it meet no gradients of earlier micro-batches.
-        # Under FSDP2 the second backward may hold more than the first, whose unsharded gradients it meets.
-        accumulates=training.gradient_accumulation_steps > 1
-        and (spec.parallelism.schedule != "gpipe" or spec.parallelism.engine == "fsdp2"),
+        accumulates=_accumulates(spec),
         zero_stage=spec.parallelism.zero_stage,
         data_parallel=spec.parallelism.shards,
         expert_shards=spec.parallelism.expert_shards,
