@@ -290,8 +290,8 @@ class FSDP2(Engine):
             self.requests.drop(each.storage for each in gradients)
             return
         sums: list[Gradient] = []
-        places = {parameter: place for place, parameter in enumerate(self.members[unit])}
-        for gradient in sorted(gradients, key=lambda each: places.get(each.parameter, -1)):
+        order = [None, *self.members[unit]]
+        for gradient in sorted(gradients, key=lambda each: order.index(each.parameter)):
             parameter = gradient.parameter
             if parameter is None or gathered_dtype(parameter, self.choice) == self.choice.summed:
                 sums.append(gradient)
