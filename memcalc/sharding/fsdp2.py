@@ -19,7 +19,7 @@ from memcalc.sharding.engine import EMBEDDING, ROOT, TAIL, Engine, Gradient
 from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
 from memcalc.states.gathered_parameters import gathered_bytes, gathered_dtype, shard_elements
 from memcalc.states.state_options import StateOptions
-from memcalc.stream.requests import EngineTensor, Requests
+from memcalc.stream.requests import EngineTensor, Label, Requests
 from memcalc.workspaces.sharding import chunk_cat, split_copy
 
 HOLDS_BOTH_INPUTS = (2, 12)  # the torch version that frees a reduce-scatter's input only when the next one exists
@@ -297,10 +297,14 @@ class FSDP2(Engine):
                 sums.append(gradient)
                 continue
             size = parameter.elements * DTYPE_BYTES[self.choice.summed]
-            sums.append(Gradient(self.requests.take(size, 0, Component.GRADIENTS), parameter))
+            sums.append(Gradient(self.requests.take(size, 0, self._label_of_sums(unit)), parameter))
             self.requests.drop((gradient.storage,))
         if sums:
             self.unsharded[unit] = sums
+
+    def _label_of_sums(self, unit: int) -> Label:  # noqa: ARG002 -- for a subclass
+        """Return the label of a unit's sums, which are counted with the gradients."""
+        return Component.GRADIENTS
 
     def _all_gather(self, unit: int, stream: int | None = None) -> None:
         """All-gather the shards of a unit. Source: _fsdp_collectives.py, foreach_all_gather.

@@ -44,11 +44,17 @@ class PipelinedFSDP2(FSDP2):
         chunk: int = 0,
     ) -> None:
         super().__init__(requests, units, options)
+        self.counts_sums = False
         self.repeats = False  # only a step's first micro-batch gathers, and creates sums
         self.all_gather_stream = ALL_GATHER + STREAMS * chunk
         self.reduce_scatter_stream = REDUCE_SCATTER + STREAMS * chunk
         layers = sorted(unit for unit in self.sizes if unit >= 0)
         self.in_order = [unit for unit in (ROOT, EMBEDDING, *layers, TAIL) if unit in self.sizes]
+
+    def existing(self) -> list[int]:
+        """Record the unsharded sums, which are then counted with the gradients."""
+        self.counts_sums = True
+        return super().existing()
 
     def hold_gathered(self) -> None:
         """Record the parameters of all units, which backward leaves gathered."""
@@ -76,7 +82,7 @@ class PipelinedFSDP2(FSDP2):
         size = DTYPE_BYTES[self.choice.summed]
         for unit in self.in_order:
             trained = [each for each in self.members[unit] if each.trains]
-            label = self.labels[unit].sums._replace(pieces=len(trained))
+            label = self.labels[unit].sums
             with self.requests.repeat(self.rounds.get(unit, 1)):
                 self.unsharded[unit] = [
                     Gradient(self.requests.take(each.elements * size, 0, label), each) for each in trained
@@ -130,6 +136,10 @@ class PipelinedFSDP2(FSDP2):
                     kept += self._reduce_unit(unit, ())
         self._finalize()
         return kept
+
+    def _label_of_sums(self, unit: int) -> Label:
+        """Return the label of a unit's sums: they are rows of their own, unless they are counted with the gradients."""
+        return super()._label_of_sums(unit) if self.counts_sums else self.labels[unit].sums
 
     def _stays(self, unit: int) -> bool:
         """Return whether a unit is not resharded after forward: a stage without LM head has no tied embedding."""

@@ -214,3 +214,15 @@ def test_formulas_count_gathered_parameters_and_unsharded_sums(words: tuple[str,
 
         assert sum(row.bytes for row in rows if row.tensor == "stage parameters, gathered") == 2 * elements
         assert sum(row.bytes for row in rows if "unsharded gradient" in row.tensor) == size * elements
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2, 4, 8])
+@pytest.mark.parametrize("words", [(), ("schedule=gpipe",), INTERLEAVED])
+@pytest.mark.parametrize("stage", [2, 3])
+def test_rows_sum_to_the_peak(micro_batches: int, words: tuple[str, ...], stage: int) -> None:
+    """In the first and the second backward of a step, too, whatever earlier micro-batches have left."""
+    policy = ("recipe=fp32", "dtype=bf16", "attention=flash", "fsdp.param_dtype=bf16", "fsdp.reduce_dtype=fp32")
+    spec = small(*FSDP2, *words, *policy, f"zero_stage={stage}", f"gradient_accumulation_steps={micro_batches}")
+    for rank in estimate(spec).ranks:
+        for phase, total in rank.ledger.totals.items():
+            assert sum(rank.ledger.components(phase).values()) == total
