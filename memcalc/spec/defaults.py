@@ -9,7 +9,7 @@ from typing import Any
 
 from memcalc.errors import InputError
 from memcalc.spec.finetuning import default_finetuning
-from memcalc.spec.fsdp import computes_in, default_policy, default_sync
+from memcalc.spec.fsdp import computes_in, default_policy
 from memcalc.spec.model_families.conversion import attends_eagerly, fused_attention
 from memcalc.spec.model_families.transformers_fallback import attends_eagerly_alone
 from memcalc.spec.optimizers import default_optimizer
@@ -150,8 +150,6 @@ def default_parallelism(parallelism: dict[str, Any], implementation: object, dty
         filled.setdefault("zero_stage", 3)
     stage = filled.get("zero_stage", 0)
     filled.setdefault("engine", _ENGINE_OF_STAGE.get(stage, "ddp") if isinstance(stage, int) else "ddp")
-    if filled["engine"] == "fsdp2" and filled.get("pipeline_parallel", 1) != 1:
-        filled["fsdp"] = default_sync(filled.get("fsdp", {}))
     if filled.get("offload", "none") != "none":
         filled.setdefault("offload_pin_memory", filled["engine"] == "fsdp2")  # DeepSpeed's default is pin_memory: false
     return filled

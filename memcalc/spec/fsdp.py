@@ -35,7 +35,7 @@ class FsdpSpec(ConfigBlock):
     )
     gradient_sync: GradientSync = Field(
         "each",
-        description="micro-batches after which gradients are reduced: each | last (no_sync, and the default of a "
+        description="micro-batches after which gradients are reduced: each | last (no_sync, and always in a "
         "pipeline: until then they are summed unsharded, in reduce_dtype; under FSDP1 in param_dtype)",
     )
     keeps_unsharded_weights: bool = Field(
@@ -79,11 +79,6 @@ def default_policy(fsdp: Any, implementation: object, dtype: object) -> Any:
     if implementation != "torchtitan" or not isinstance(fsdp, Mapping):
         return fsdp
     return {"param_dtype": dtype if isinstance(dtype, str) else "bf16", "reduce_dtype": "fp32"} | dict(fsdp)
-
-
-def default_sync(fsdp: Any) -> Any:
-    """Return the block with what the schedules of torch.distributed.pipelining do; validation rejects a wrong type."""
-    return {"gradient_sync": "last"} | dict(fsdp) if isinstance(fsdp, Mapping) else fsdp
 
 
 def computes_in(parallelism: Any) -> object:

@@ -205,7 +205,7 @@ def state_options(spec: Spec) -> StateOptions:
         loss_in_model=training.implementation == "huggingface" and training.framework not in (None, "loop"),
         # torchtitan at ba2469780; later versions wrap embedding and LM head as well.
         gathers_last_layer_once=training.implementation == "torchtitan" and fsdp.wrap == "layers",
-        sums_unsharded=fsdp.gradient_sync == "last"
+        sums_unsharded=spec.parallelism.reduces_once
         and (training.gradient_accumulation_steps > 1 or spec.parallelism.pipeline_parallel > 1),
         late_adapters=adapters_follow_the_head(spec),
         offloads=spec.parallelism.offload in ("optimizer", "all"),

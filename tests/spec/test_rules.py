@@ -262,11 +262,8 @@ def test_only_fsdp2_shards_gradients_of_a_pipeline(engine: str, stage: int) -> N
 def test_fsdp2_reduces_gradients_of_a_pipeline_once(stage: int) -> None:
     spread = {"engine": "fsdp2", "zero_stage": stage, "pipeline_parallel": 2, "data_parallel": 4}
 
-    assert run(parallelism=spread).parallelism.fsdp.gradient_sync == "last"
-    assert refusal(parallelism=spread | {"fsdp": {"gradient_sync": "each"}}) == (
-        "configuration: parallelism.fsdp.gradient_sync: gradient_sync = each is not possible with pipeline_parallel = "
-        "2: PyTorch's schedules reduce gradients after a stage's last micro-batch. Leave gradient_sync out."
-    )
+    assert run(parallelism=spread).parallelism.reduces_once
+    assert not run(parallelism=spread | {"pipeline_parallel": 1}).parallelism.reduces_once
     assert refusal(parallelism=spread | {"offload": "all"}) == (
         "configuration: parallelism.offload: offload = all is not modelled with pipeline_parallel = 2 and engine = "
         "fsdp2. Set offload: none, or pipeline_parallel: 1."

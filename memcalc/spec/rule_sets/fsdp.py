@@ -74,19 +74,9 @@ def policy(spec: Spec) -> Iterator[Violation]:
 
 
 def pipelined(spec: Spec) -> Iterator[Violation]:
-    """Yield violations: PyTorch's schedules reduce the gradients of a stage once per step, on the GPU."""
-    parallelism = spec.parallelism
-    stages = parallelism.pipeline_parallel
-    if stages == 1 or parallelism.engine != "fsdp2":
-        return
-    if parallelism.fsdp.gradient_sync == "each":
-        yield Violation(
-            ("parallelism", "fsdp", "gradient_sync"),
-            f"gradient_sync = each is not possible with pipeline_parallel = {stages}: PyTorch's schedules reduce "
-            "gradients after a stage's last micro-batch.",
-            "Leave gradient_sync out.",
-        )
-    if parallelism.offload != "none":
+    """Yield a violation: PyTorch's schedules sum the gradients of a stage unsharded, on the GPU."""
+    parallelism, stages = spec.parallelism, spec.parallelism.pipeline_parallel
+    if stages > 1 and parallelism.engine == "fsdp2" and parallelism.offload != "none":
         yield Violation(
             ("parallelism", "offload"),
             f"offload = {parallelism.offload} is not modelled with pipeline_parallel = {stages} and engine = fsdp2.",
