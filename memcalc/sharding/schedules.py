@@ -14,7 +14,7 @@ from memcalc.spec.recompute_plan import has_segments
 from memcalc.spec.spec import Spec
 from memcalc.states.pipelining import uses_pipelining
 
-MOST_GATHERED = 3  # chunks whose parameters FSDP2 has gathered: _add_unshard_reshard, max_active_stages
+MOST_GATHERED = 3  # chunks that FSDP2 gathers at a time: _add_unshard_reshard, max_active_stages
 
 # Rounds of as many micro-batches as stages: before the first backward, in the steady state, and at the end.
 ROUNDS_PLAYED = 3
