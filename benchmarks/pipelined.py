@@ -8,12 +8,14 @@ they would agree on: all of them know the shapes of what they send.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, schedules
 from torch.nn.parallel import DistributedDataParallel
 
@@ -22,6 +24,7 @@ from memcalc.spec.spec import Spec
 from memcalc.step.causal_lm import default_dtype, loss
 from memcalc.step.dtypes import compute_dtype, weight_dtype
 from memcalc.step.optimizers import build_optimizer, hidden_matrices
+from memcalc.step.ranks import mixed_precision
 from memcalc.step.recipes import Copies
 from memcalc.step.recompute import contexts_of, plan_of, run_plan
 from memcalc.step.reference.decoder import Layer
@@ -82,13 +85,17 @@ def pipelined(spec: Spec, phases: Any, rank: int, steps: int) -> None:
     device = torch.device("cuda", 0)
     parallelism, training, micro_batches = spec.parallelism, spec.training, spec.training.gradient_accumulation_steps
     stage = stages_of(spec)[rank]
-    with phases.phase("model"), device, default_dtype(weight_dtype(training)):
-        pieces = [Piece(spec, piece) for piece in stage.chunks]
-    module = nn.ModuleList(pieces)
     mesh = init_device_mesh("cuda", (parallelism.pipeline_parallel, parallelism.data_parallel), mesh_dim_names=MESH)
+    shards = parallelism.engine == "fsdp2" and parallelism.data_parallel > 1
+    with phases.phase("model"), torch.device("meta") if shards else device, default_dtype(weight_dtype(training)):
+        pieces = [Piece(spec, piece) for piece in stage.chunks]
+        for piece in pieces if shards else ():
+            shard(piece, spec, mesh["data"])
+            piece.to_empty(device=device)
+    module = nn.ModuleList(pieces)
     with phases.phase("optimizer"):
         parts: list[nn.Module] = [*pieces]
-        if parallelism.data_parallel > 1:
+        if parallelism.data_parallel > 1 and not shards:
             wrapped = [DistributedDataParallel(piece, [0], process_group=mesh.get_group("data")) for piece in pieces]
             for part in wrapped:
                 part.register_comm_hook(None, noop_hook)  # as memcalc/step/ranks.py, replicated
@@ -112,12 +119,27 @@ def pipelined(spec: Spec, phases: Any, rank: int, steps: int) -> None:
             copies.step(optimizer)
 
 
+def shard(piece: Piece, spec: Spec, mesh: DeviceMesh) -> None:
+    """FSDP2 of a chunk in torchtitan's units (models/llama3/infra/parallelize.py, apply_fsdp)."""
+    parallelism = spec.parallelism
+    again = parallelism.zero_stage == 3
+    wrap = partial(fully_shard, mesh=mesh, mp_policy=mixed_precision(parallelism.fsdp))
+    if parallelism.fsdp.wrap == "layers-and-ends" and piece.embed_tokens is not None:
+        wrap(piece.embed_tokens, reshard_after_forward=again)
+    for layer in piece.layers.values():
+        wrap(layer, reshard_after_forward=again)
+    if parallelism.fsdp.wrap == "layers-and-ends" and piece.lm_head is not None:
+        wrap([part for part in (piece.norm, piece.lm_head) if part is not None], reshard_after_forward=False)
+    wrap(piece, reshard_after_forward=None if again else False)
+
+
 def schedule_of(spec: Spec, pieces: list[nn.Module], stage: Stage, group: Any, phases: Any) -> Any:
     """The schedule, with what each part of a micro-batch holds counted by phase."""
     training, parallelism = spec.training, spec.parallelism
     parts, device = parallelism.pipeline_parallel * len(pieces), torch.device("cuda", 0)
     hidden = (training.micro_batch_size, training.sequence_length, spec.model.hidden_size)
-    dtype = compute_dtype(training) if training.recipe != "fp32" else torch.float32
+    casts = training.recipe != "fp32" or parallelism.fsdp.param_dtype is not None
+    dtype = compute_dtype(training) if casts else torch.float32
     passed = torch.empty(hidden, dtype=dtype, device="meta", requires_grad=True)
     ids = torch.empty(hidden[:2], dtype=torch.int64, device="meta")
     logits = torch.empty((*hidden[:2], spec.model.vocab_size), dtype=dtype, device="meta", requires_grad=True)

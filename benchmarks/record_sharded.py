@@ -235,16 +235,26 @@ class Phases:
         self.found: dict[str, int] = {}
         self.requested: dict[str, int] = {}
         self.reserved: dict[str, int] = {}
+        self.around: list[str] = []
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Around each phase; of micro-batches the highest counts."""
+        """Around each phase, or a phase within it; of micro-batches the highest counts."""
         import torch
 
         if self.waits and name.startswith("zero_grad"):
             torch.cuda.synchronize()
+        if self.around:
+            self._note(self.around[-1])
         torch.cuda.reset_peak_memory_stats()
+        self.around.append(name)
         yield
+        self._note(self.around.pop())
+        torch.cuda.reset_peak_memory_stats()
+
+    def _note(self, name: str) -> None:
+        import torch
+
         self.found[name] = max(self.found.get(name, 0), torch.cuda.max_memory_allocated())
         asked = torch.cuda.memory_stats()["requested_bytes.all.peak"]
         self.requested[name] = max(self.requested.get(name, 0), asked)

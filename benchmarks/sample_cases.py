@@ -321,6 +321,30 @@ def pipelines(lot: Lot, rounds: int) -> Iterator[str]:
                 break
 
 
+POLICY = "recipe=fp32 dtype=bf16 fsdp.param_dtype=bf16"
+SHARDED_RECIPES = (f"{POLICY} fsdp.reduce_dtype=fp32", POLICY, "recipe=pure", "recipe=mixed-16", "recipe=mixed-20")
+
+
+def sharded_pipelines(lot: Lot, rounds: int) -> Iterator[str]:
+    """Each schedule at 2 and at 4 stages once a round, under FSDP2; of the stages one is drawn."""
+    for schedule, virtual, stages in PIPELINES * rounds:
+        while True:
+            preset = lot.choice(FAMILIES[lot.choice([*FAMILIES])])
+            ranks = lot.choice([2, 4, 8])
+            words = [f"num_layers={lot.choice([8, 8, 12, 16])}", f"b={lot.choice([1, 2, 3])}"]
+            words += [f"s={lot.choice([512, 1024, 2048, 1000])}", lot.choice(SHARDED_RECIPES), "engine=fsdp2"]
+            words += [f"zero_stage={lot.choice([2, 2, 3])}", f"fsdp.wrap={lot.choice(['layers', 'layers-and-ends'])}"]
+            words += [f"attention={lot.choice(['flash', 'flash', 'eager'])}"]
+            words += [f"recompute={lot.choice(['none', 'full', 'every-2'])}"]
+            words += updated(lot, ("adamw", "adamw", "adam"))  # DTensor has no fused SGD
+            words += [f"pipeline_parallel={stages}", f"schedule={schedule}", f"virtual_stages={virtual}"]
+            words += [f"gradient_accumulation_steps={stages * lot.choice([1, 2, 3])}", f"data_parallel={ranks}"]
+            words = " ".join(words).split()
+            if can_be(preset, *words) and not unsupported_reason(memcalc.load(preset, *words)):
+                yield " ".join([preset, *words, f"rank={lot.choice(range(stages)) * ranks}"])
+                break
+
+
 def can_be(preset: str, *words: str, sizes: range = range(SMALLEST, LARGEST + 1)) -> bool:
     """Whether there are formulas and modules for it, and it fits on a GPU of 80 GB."""
     try:
@@ -355,6 +379,7 @@ DRAWS: dict[str, Callable[[Lot, int], Iterator[str]]] = {
     "zero-offload": partial(zero_variants, variants=ZERO_OFFLOAD),
     "whole": whole,
     "pipelines": pipelines,
+    "sharded-pipelines": sharded_pipelines,
 }
 
 

@@ -52,6 +52,7 @@ SAMPLED = ("allocator-settings", "sampled")  # as benchmarks/verdict_runs.py rec
 RANKS = (
     "reserved/*.jsonl",
     "sharded/*-fsdp1*.jsonl",
+    "float8/*-split*.jsonl",
     "gpu/*/ranks-*.jsonl",
 )  # one rank of many, as benchmarks/record_sharded.py records them
 # The same where work of a stream is complete only when the host waits for it; here it does once a step, as programs do

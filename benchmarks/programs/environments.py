@@ -40,6 +40,7 @@ LITGPT_05 = Environment(
     ("torch", "triton", "litgpt", "lightning", "bitsandbytes"),
 )
 TITAN = Environment("titan", ("torchtitan==0.2.2",), ("torch", "triton", "torchtitan", "torchao"))
+TITAN_FLOAT8 = Environment("titan-float8", (*TITAN.requirements, "torchao==0.18.0"), TITAN.packages)
 TUNE = Environment(
     "tune", ("torchtune==0.6.1", "torchao==0.13.0"), ("torch", "triton", "torchtune", "torchao", "bitsandbytes")
 )

@@ -5,10 +5,11 @@ torchtitan's run_train.sh sets the allocator; whoever starts the module, or torc
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.programs.environments import TITAN
+from benchmarks.programs.environments import TITAN, TITAN_FLOAT8
 from benchmarks.programs.huggingface import CARDS
 from benchmarks.programs.program import STEPS, Draw, Family, Program, Sized
 
@@ -82,10 +83,66 @@ def written_toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
     for table, fields in tables.items():
         lines.append(f"[{table}]")
         for name, value in fields.items():
-            word = f'"{value}"' if isinstance(value, str) else str(value).lower()
+            word = json.dumps(value) if isinstance(value, str | list) else str(value).lower()
             lines.append(f"{name} = {word}")
         lines.append("")
     return "\n".join(lines)
 
 
-FAMILIES = (Family("torchtitan", TITAN, draw_program),)
+# Keys of quantize.linear.float8. In 0.2.2 its converter's name never selects the tensor-parallel plan for FP8
+# (models/llama3/infra/parallelize.py looks for "float8"), so tensor parallelism gathers activations in 16 bits.
+FLOAT8: tuple[Mapping[str, Any], ...] = (
+    {"enable_fsdp_float8_all_gather": True, "precompute_float8_dynamic_scale_for_fsdp": True},
+    {"recipe_name": "rowwise"},
+    {"enable_fsdp_float8_all_gather": False},
+    {"recipe_name": "rowwise_with_gw_hp"},
+)
+
+
+def draw_float8_program(draw: Draw) -> Program:
+    """A program of Llama with torchao's FP8 layers, which DTensor splits."""
+    flavor, gpus = draw.of("flavor", (("8B", 16), ("8B", 32), ("70B", 64)))
+    tables: dict[str, dict[str, Any]] = {
+        "model": {
+            "name": "llama3",
+            "flavor": flavor,
+            "hf_assets_path": "./meta-llama/Llama-3.1-8B",
+            "converters": ["quantize.linear.float8"],
+        },
+        "quantize.linear.float8": {
+            **draw.of("float8", FLOAT8),
+            "filter_fqns": draw.of("filter", (["output"], ["output", "attention.wk", "attention.wv"])),
+        },
+        "optimizer": {"name": "AdamW", "lr": 3e-4},
+        "training": {
+            "local_batch_size": draw.of("batch", (1, 2, 1)),
+            "seq_len": draw.of("length", (4096, 8192, 2048)),
+            "steps": 1000,
+            "dataset": "c4_test",
+            "dataset_path": "data",
+        },
+        "parallelism": {
+            "data_parallel_shard_degree": -1,
+            "tensor_parallel_degree": draw.of("tensor parallel", (2, 4, 8)),
+            "fsdp_reshard_after_forward": draw.of("reshard", ("default", "default", "never")),
+        },
+        "checkpoint": {"enable": False},
+        "activation_checkpoint": dict(draw.of("checkpointing", CHECKPOINTING)),
+        "compile": {"enable": False},
+    }
+    return Program(
+        files={FILE: written_toml(tables)},
+        command=f"{draw.of('launch', LAUNCHES)}python -m torchtitan.train --job.config_file ./{FILE}",
+        card=draw.of("card", ("h100-80gb", "h200", "h100-80gb")),
+        gpus=8,
+        sized=Sized(FILE, (f"gpus={gpus}",), "torchtitan"),
+        models=("meta-llama/Llama-3.1-8B",),
+        data="texts",
+        options={"steps": STEPS, "world_size": gpus},
+    )
+
+
+FAMILIES = (
+    Family("torchtitan", TITAN, draw_program),
+    Family("torchtitan-float8", TITAN_FLOAT8, draw_float8_program),
+)

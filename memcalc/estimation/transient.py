@@ -13,7 +13,7 @@ from memcalc.ledger.row_drafts import BIT, EVALUATION, RowDraft, mask_of, phases
 from memcalc.ledger.row_writer import write_rows
 from memcalc.programs.sized_program import ProgramSizer, run_sizer
 from memcalc.sharding.engines import ranks_that_may_hold_most
-from memcalc.simulation.passes import first_workspace, passes_of, pieces_of
+from memcalc.simulation.passes import first_workspace, passes_of, pieces_of, starts_of
 from memcalc.simulation.recorded_step import PassPeak, RecordedPasses, recorded_evaluation, recorded_step
 from memcalc.spec.hardware.gpus import GpuSpec
 from memcalc.spec.spec import Spec
@@ -149,8 +149,9 @@ def spans(
     for exist, passes in passes_of(spec, stage, gpu):
         workspace = next((each.workspace for each in passes if each.workspace is not None), None)
         recorded = [
-            recorded_step(spec, piece, sizer_of, exist=exist, workspace=workspace, rank=rank)
+            recorded_step(spec, chunk, sizer_of, exist=exist, workspace=workspace, rank=rank, start=start)
             for piece in pieces_of(spec, stage)
+            for chunk, start in starts_of(spec, piece, exist=exist)
             for rank in ranks_that_may_hold_most(spec)
         ]
         for each in passes:

@@ -45,12 +45,8 @@ def multiply_in_8_bits(
         note: an additional note.
     """
     values = draft.values
-    beside = [
-        *(["adapters"] if values.get("training.finetune", "full") != "full" else []),
-        *(["tensor parallelism"] if values.get("parallelism.tensor_parallel", 1) != 1 else []),
-    ]
-    if beside:
-        draft.limit(f"torchao's FP8 matmuls with {' and '.join(beside)}", holds_memory=True)
+    if values.get("training.finetune", "full") != "full":
+        draft.limit("torchao's FP8 matmuls with adapters", holds_memory=True)
         return
     draft.default(KEY, recipe)
     if skip is not None:
@@ -77,6 +73,11 @@ def torchtitan(draft: Draft, named: Any) -> None:
     if len(others) == len(converters):
         return
     recipe = str(facts.get("fp8_recipe") or "tensorwise").replace("_with_gw_hp", "-gw-hp")
+    if recipe == "tensorwise" and "float8" in converters and draft.values.get("parallelism.tensor_parallel", 1) != 1:
+        # infra/parallelize.py looks for this name. Later releases have renamed the converter, but not there, so they
+        # gather activations in 16 bits.
+        draft.limit("torchao's FP8 matmuls with activations gathered in FP8, as in torchtitan 0.1", holds_memory=True)
+        return
     filtered = facts.get("fp8_filter", [])
     filtered = filtered if isinstance(filtered, list) else [filtered]
     skip = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from memcalc.layout.adapters import adapters_of
 from memcalc.layout.schedules import (
@@ -20,6 +20,11 @@ from memcalc.spec.spec import Spec
 from memcalc.spec.training import TrainingSpec
 
 READERS = {"windows": True, "others": False}  # readers of a mask: layers with a sliding window, or without
+
+
+# Where in a step the backward of a micro-batch is: the first one, before which no gradients exist; the second one,
+# right after the first or with a forward between them; or a later one.
+Start = Literal["first", "second", "second, after a forward", "steady"]
 
 
 class Stage(NamedTuple):

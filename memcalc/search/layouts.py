@@ -156,6 +156,10 @@ class Space:
             for schedule, virtual in self._schedules(p):
                 for sharded in self._values("sequence_parallel", (False, True) if t > 1 else (False,)):
                     for stage, engine in self._shardings(t * c * p * e, n * c):
+                        if p > 1 and engine == "fsdp2" and "zero_stage" not in self._fixed_fields:
+                            why = "not searched, since a stage holds gathered parameters and unsharded gradients for "
+                            self._prune(f"zero_stage = {stage} with pipeline_parallel = {p}", f"{why}the whole step")
+                            continue
                         yield split | {
                             "expert_parallel": e,
                             "schedule": schedule,

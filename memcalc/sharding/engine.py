@@ -76,6 +76,18 @@ class Engine:
         """
         return []
 
+    def hold_gathered(self) -> None:
+        """Record the parameters that earlier micro-batches have left gathered, which are counted elsewhere."""
+
+    def free_existing(self) -> None:
+        """Free the gradients of `existing`: they do not exist yet, although they are counted."""
+
+    def make_sums(self) -> None:
+        """Record the gradients of earlier micro-batches, which are not counted elsewhere."""
+
+    def gather_before_backward(self) -> None:
+        """Record the parameters that another micro-batch's backward has gathered since the last forward."""
+
     def resume(self) -> None:
         """Set the state before a steady step's last micro-batch, and record the engine's tensors from earlier ones."""
 
@@ -128,6 +140,16 @@ class Engine:
             The storages that stay allocated.
         """
         return gradients
+
+    def unshard(self) -> None:
+        """Gather all units at once: the schedule of a pipeline is about to run this chunk of the model."""
+
+    def reshard(self) -> None:
+        """Free the gathered parameters of all units: the schedule of a pipeline runs other chunks next."""
+
+    def reduce_gradients(self) -> list[int]:
+        """Reduce the gradients after the last micro-batch of a chunk; return the storages of those that are new."""
+        return []
 
     def begin_evaluation(self) -> None:
         """Begin a batch without gradients, between steps."""

@@ -12,11 +12,13 @@ from memcalc.sharding.engine import ROOT, Engine
 from memcalc.sharding.fsdp1 import FSDP1
 from memcalc.sharding.fsdp2 import FSDP2
 from memcalc.sharding.megatron import MegatronBuffers, MegatronDDP
+from memcalc.sharding.pipelined_fsdp2 import PipelinedFSDP2
 from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.spec.recompute_plan import Segment
 from memcalc.spec.spec import Spec
 from memcalc.states.gradient_policy import gradient_policy
 from memcalc.states.megatron_buffers import rotary_table, score_buffer
+from memcalc.states.pipelining import uses_pipelining
 from memcalc.states.state_options import StateOptions, state_options
 from memcalc.stream.requests import Requests
 
@@ -30,6 +32,7 @@ def engine_of(
     spec: Spec,
     plan: Segment,
     rank: int | None = None,
+    chunk: int = 0,
 ) -> Engine:
     """Return the sharding engine of a run.
 
@@ -40,6 +43,7 @@ def engine_of(
         spec: the run.
         plan: the recomputation plan.
         rank: the data-parallel rank; None: the one with the most memory.
+        chunk: of several chunks on a pipeline stage, the number of the one with these parameters.
     """
     options = state_options(spec)
     if options.engine == "megatron":
@@ -48,6 +52,8 @@ def engine_of(
         return deepspeed_engine(requests, ordered, units, spec, plan, rank)
     if options.data_parallel == 1:
         return Engine(requests)
+    if options.engine == "fsdp2" and uses_pipelining(spec):
+        return PipelinedFSDP2(requests, units, options, chunk)
     if options.engine == "fsdp2":
         return FSDP2(requests, units, options)
     if options.engine == "fsdp1":

@@ -11,21 +11,22 @@ one at a time before the all-gather, and gradients are copied to the host at onc
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import prod
 from typing import NamedTuple
 
 from memcalc.layout.local_parameters import LocalParameter, LocalParameters
 from memcalc.ledger.component import Component
 from memcalc.sharding.engine import EMBEDDING, ROOT, TAIL, Engine, Gradient
 from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
+from memcalc.states.gathered_parameters import gathered_bytes, gathered_dtype, shard_elements
 from memcalc.states.state_options import StateOptions
-from memcalc.stream.requests import EngineTensor, Requests
+from memcalc.stream.requests import EngineTensor, Label, Requests
 from memcalc.workspaces.sharding import chunk_cat, split_copy
 
 HOLDS_BOTH_INPUTS = (2, 12)  # the torch version that frees a reduce-scatter's input only when the next one exists
 COMMUNICATION = Component.COMMUNICATION_BUFFERS
 SOURCE = "torch 2.13 distributed/fsdp/_fully_shard/"
 SCRATCH = EngineTensor(Component.TEMPORARIES, "scratch of a copy kernel", "uint8", "n", f"{SOURCE}_fsdp_collectives.py")
+SUMS = f"{SOURCE}_fsdp_param.py: to_accumulated_grad_if_needed"
 NAMES = {  # labels of units that are not layers, of their gathered parameters, and of their elements
     ROOT: ("the root", "root parameters", "P_root"),
     EMBEDDING: ("the embedding", "embedding", "P_embedding"),
@@ -34,21 +35,6 @@ NAMES = {  # labels of units that are not layers, of their gathered parameters, 
 LAYER = "a layer", "layer parameters", "P_layer"
 ALL_GATHER, REDUCE_SCATTER = 1, 2  # CUDA streams in addition to the default one (_fsdp_param_group.py, FSDPCommContext)
 REFERENCE_GATHER = 3  # that of a reference model or a teacher: each root makes its own
-
-
-def gathered_dtype(parameter: LocalParameter, options: StateOptions) -> str:
-    """Return a parameter's all-gather dtype: uint8 for torchao's FP8 weights, else the policy's, else its own."""
-    if is_narrow(parameter, options):
-        return "uint8"
-    packed = parameter.dtype == "uint8"  # 4-bit weights, which no policy casts
-    return parameter.dtype if packed else options.gathered or parameter.dtype or options.base
-
-
-def is_narrow(parameter: LocalParameter, options: StateOptions) -> bool:
-    """Return whether a weight is gathered in FP8 (torchao's fsdp_pre_all_gather)."""
-    if options.float8_gather is None or parameter.tensor != "weight" or len(parameter.shape) != len(("out", "in")):
-        return False
-    return not parameter.module.startswith("embed") and options.float8_gather.converts(parameter.module)
 
 
 class UnitLabels(NamedTuple):
@@ -61,6 +47,7 @@ class UnitLabels(NamedTuple):
     scatter: EngineTensor
     shard: EngineTensor
     main: EngineTensor
+    sums: EngineTensor
 
 
 class UnitGather(NamedTuple):
@@ -123,6 +110,9 @@ def labels_of(unit: int, parameters: Sequence[LocalParameter], options: StateOpt
         label(f"reduce-scatter input of {name}", options.reduced or own, "_fsdp_param_group.py: post_backward"),
         shard(f"gradient shard of {name}", own),
         shard(f"fp32 gradient shard of {name}", "fp32", sum(each.trains for each in parameters)),
+        label(
+            f"unsharded gradients of {name}", options.summed, "_fsdp_param.py: to_accumulated_grad_if_needed"
+        )._replace(component=Component.GRADIENTS),
     )
 
 
@@ -138,6 +128,7 @@ class FSDP2(Engine):
     """
 
     keeps_gradients = False
+    all_gather_stream, reduce_scatter_stream = ALL_GATHER, REDUCE_SCATTER
 
     def __init__(
         self, requests: Requests, units: Mapping[int, Sequence[LocalParameter]], options: StateOptions
@@ -168,7 +159,6 @@ class FSDP2(Engine):
         self.unsharded: dict[int, list[Gradient]] = {}  # unit -> sums of earlier micro-batches
         self.have_gradients = False
         self.reduces = True
-        self.gather_stream = ALL_GATHER
 
     @property
     def has_unsharded_gradients(self) -> bool:
@@ -183,7 +173,7 @@ class FSDP2(Engine):
 
     def omit_backward(self) -> None:
         """Gather on a stream apart from that of the model that trains."""
-        self.gather_stream = REFERENCE_GATHER
+        self.all_gather_stream = REFERENCE_GATHER
 
     def existing(self) -> list[int]:
         """Record the unsharded sums of earlier micro-batches, which the last one reduces."""
@@ -272,24 +262,34 @@ class FSDP2(Engine):
         """Post-backward: reshard, free the last reduce-scatter's input, reduce; for the root, the final callback."""
         self.requests.drop(self.parameters.pop(unit, ()))
         kept: list[int] = []
-        if not self.reduces:
+        if self.reduces:
+            kept = self._reduce_unit(unit, gradients)
+        else:
             self._add_up(unit, gradients)
-        elif unit in self.sizes:
-            before, self.reducing = self.reducing, []
-            if self.choice.torch[:2] != HOLDS_BOTH_INPUTS:
-                self.requests.drop(before)
-                before = []
-            reduce = self.sizes[unit][1]
-            if sums := self.unsharded.pop(unit, []):  # accumulate_unsharded_grad_if_needed
-                self.requests.drop(each.storage for each in gradients)
-                gradients = sums
-            kept = self._reduce(unit, reduce, gradients) if reduce is not None and gradients else []
-            self.requests.drop(before)
         if unit == ROOT:
-            # finalize_backward frees an all-gather that nothing waited for
-            self.requests.drop((*self.reducing, *self.added_up, *self.gathering.values()))
-            self.reducing, self.added_up, self.gathering, self.order_is_stale = [], [], {}, False
+            self._finalize()
         return kept
+
+    def _reduce_unit(self, unit: int, gradients: Sequence[Gradient]) -> list[int]:
+        """Reduce a unit's gradients, or their sums; return those that stay. Source: post_backward."""
+        if unit not in self.sizes:
+            return []
+        before, self.reducing = self.reducing, []
+        if self.choice.torch[:2] != HOLDS_BOTH_INPUTS:
+            self.requests.drop(before)
+            before = []
+        reduce = self.sizes[unit][1]
+        if sums := self.unsharded.pop(unit, []):  # accumulate_unsharded_grad_if_needed
+            self.requests.drop(each.storage for each in gradients)
+            gradients = sums
+        kept = self._reduce(unit, reduce, gradients) if reduce is not None and gradients else []
+        self.requests.drop(before)
+        return kept
+
+    def _finalize(self) -> None:
+        """Free the last buffers, and an all-gather that nothing waited for. Source: finalize_backward."""
+        self.requests.drop((*self.reducing, *self.added_up, *self.gathering.values()))
+        self.reducing, self.added_up, self.gathering, self.order_is_stale = [], [], {}, False
 
     def _add_up(self, unit: int, gradients: Sequence[Gradient]) -> None:
         """Keep unsharded gradients in the reduce dtype, or add them to those of earlier micro-batches.
@@ -300,28 +300,39 @@ class FSDP2(Engine):
             self.requests.drop(each.storage for each in gradients)
             return
         sums: list[Gradient] = []
-        for gradient in gradients:
+        order = [None, *self.members[unit]]
+        for gradient in sorted(gradients, key=lambda each: order.index(each.parameter)):
             parameter = gradient.parameter
             if parameter is None or gathered_dtype(parameter, self.choice) == self.choice.summed:
                 sums.append(gradient)
                 continue
             size = parameter.elements * DTYPE_BYTES[self.choice.summed]
-            sums.append(Gradient(self.requests.take(size, 0, Component.GRADIENTS), parameter))
+            sums.append(Gradient(self.requests.take(size, 0, self._label_of_sums(unit)), parameter))
             self.requests.drop((gradient.storage,))
         if sums:
             self.unsharded[unit] = sums
 
-    def _all_gather(self, unit: int) -> None:
-        """All-gather the shards of a unit. Source: _fsdp_collectives.py, foreach_all_gather."""
+    def _label_of_sums(self, unit: int) -> Label:  # noqa: ARG002 -- for a subclass
+        """Return the label of a unit's sums, which are counted with the gradients."""
+        return Component.GRADIENTS
+
+    def _all_gather(self, unit: int, stream: int | None = None) -> None:
+        """All-gather the shards of a unit. Source: _fsdp_collectives.py, foreach_all_gather.
+
+        Args:
+            unit: the unit.
+            stream: the CUDA stream; None: that of all-gathers.
+        """
         gather, labels, take = self.sizes[unit][0], self.labels[unit], self.requests.take
-        copies = [] if gather.fetched else [take(size, self.gather_stream, labels.cast) for size in gather.copies]
+        on = self.all_gather_stream if stream is None else stream
+        copies = [] if gather.fetched else [take(size, on, labels.cast) for size in gather.copies]
         for index, size in enumerate(gather.fetched):  # _fsdp_param.py, all_gather_inputs
-            copies.append(take(size, self.gather_stream, labels.from_host))
+            copies.append(take(size, on, labels.from_host))
             if gather.copies:
                 wide = copies.pop()
-                copies.append(take(gather.copies[index], self.gather_stream, labels.cast))
+                copies.append(take(gather.copies[index], on, labels.cast))
                 self.requests.drop((wide,))
-        self.gathering[unit] = take(gather.output, self.gather_stream, labels.all_gather)
+        self.gathering[unit] = take(gather.output, on, labels.all_gather)
         self.requests.drop(copies)
 
     def _copy_out(self, unit: int) -> int:
@@ -338,9 +349,9 @@ class FSDP2(Engine):
         self.requests.drop((self.requests.play(reduce.table, SCRATCH),))
         last = [each.storage for each in gradients if each.parameter == reduce.last]
         self.requests.drop(each.storage for each in gradients if each.storage not in last)
-        output = self.requests.take(reduce.output, REDUCE_SCATTER, labels.shard)
+        output = self.requests.take(reduce.output, self.reduce_scatter_stream, labels.shard)
         if reduce.shards != reduce.output:  # _to_dtype_if_needed
-            reduced, output = output, self.requests.take(reduce.shards, REDUCE_SCATTER, labels.shard)
+            reduced, output = output, self.requests.take(reduce.shards, self.reduce_scatter_stream, labels.shard)
             self.requests.drop((reduced,))
         kept = self._sharded_gradients(output, reduce, labels)
         self.requests.drop(last)
@@ -362,18 +373,14 @@ class FSDP2(Engine):
 
     # -- sizes ---------------------------------------------------------------------------------------------------------
 
-    def _shard_elements(self, parameter: LocalParameter) -> int:
-        """Return the elements of a rank's shard: rows are rounded up, and padded on the last ranks."""
-        return prod(self.choice.spread(2).shape(parameter))
-
     def _gather_of(self, parameters: Sequence[LocalParameter]) -> UnitGather:
         options = self.choice
-        shards = [self._shard_elements(held) for held in parameters]
+        shards = [shard_elements(held, options) for held in parameters]
         dtypes = [gathered_dtype(held, options) for held in parameters]
         held_in = [parameter.dtype or options.base for parameter in parameters]
         parts = [elements * DTYPE_BYTES[dtype] for elements, dtype in zip(shards, dtypes, strict=True)]
         ranks = options.data_parallel
-        gathered = tuple(part * ranks for part in parts)
+        gathered = tuple(gathered_bytes(held, options) for held in parameters)
         fetched: tuple[int, ...] = ()
         casts = [part for part, own, dtype in zip(parts, held_in, dtypes, strict=True) if dtype not in (own, "uint8")]
         copies: tuple[int, ...] = (sum(casts),) if casts else ()
@@ -388,7 +395,7 @@ class FSDP2(Engine):
             return None
         options = self.choice
         own = trained[-1].dtype or options.base
-        elements = [self._shard_elements(held) for held in trained]
+        elements = [shard_elements(held, options) for held in trained]
         parts = [each * DTYPE_BYTES[options.reduced or own] for each in elements]
         shards = sum(elements) * DTYPE_BYTES[own]
         recipe = RECIPES[options.recipe]

@@ -5,13 +5,16 @@ Source: torch 2.13 distributed/pipelining/schedules.py, the `_step_microbatches`
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 from typing import Literal, NamedTuple
 
 from memcalc.layout.stages import Stage
 from memcalc.spec.recompute_plan import has_segments
 from memcalc.spec.spec import Spec
 from memcalc.states.pipelining import uses_pipelining
+
+MOST_GATHERED = 3  # chunks that FSDP2 gathers at a time: _add_unshard_reshard, max_active_stages
 
 # Rounds of as many micro-batches as stages: before the first backward, in the steady state, and at the end.
 ROUNDS_PLAYED = 3
@@ -22,7 +25,8 @@ class Action(NamedTuple):
     """One step of a schedule.
 
     Args:
-        kind: forward or backward of a micro-batch on a chunk of the stage; or an assignment to a variable.
+        kind: forward or backward of a micro-batch on a chunk of the stage; an assignment to a variable; or, for FSDP2,
+            the gather or the reshard of a chunk's parameters, or the reduction of its gradients.
         variable: the variable that references the sent tensors; for "assign": the variable that is cleared; "": no
             variable references them or the output.
         chunk: number of the chunk on this stage.
@@ -30,8 +34,8 @@ class Action(NamedTuple):
         newest: whether it is the backward of the micro-batch with the latest forward.
     """
 
-    kind: Literal["forward", "backward", "assign"]
-    variable: str
+    kind: Literal["forward", "backward", "assign", "unshard", "reshard", "reduce"]
+    variable: str = ""
     chunk: int = 0
     micro_batch: int = 0
     newest: bool = False
@@ -49,8 +53,8 @@ def lacks(spec: Spec) -> Iterator[str]:
         "fewer micro-batches than stages": parallelism.schedule == "1f1b" and micro_batches < stages,
         "micro-batches that are not a multiple of the rounds": several and micro_batches % rounds > 0,
         "ranks that split layers or sequences": parallelism.ranks != stages * parallelism.data_parallel,
-        f"engine {parallelism.engine}": parallelism.data_parallel > 1 and parallelism.engine != "ddp",
-        "several chunks under DDP": parallelism.data_parallel > 1 and several,
+        f"engine {parallelism.engine}": parallelism.data_parallel > 1 and parallelism.engine not in ("ddp", "fsdp2"),
+        "several chunks under DDP": parallelism.data_parallel > 1 and several and parallelism.engine == "ddp",
         "modules that are not the reference decoder's": training.implementation != "plain",
         "autocast": training.autocasts,
         "adapters": training.lora is not None,
@@ -74,8 +78,9 @@ def actions_of(spec: Spec, stage: Stage) -> Iterator[Action]:
     name, stages = spec.parallelism.schedule, spec.parallelism.pipeline_parallel
     micro_batches = played_micro_batches(spec)
     if name == "interleaved":
-        return _interleaved(stage.index, stages, len(stage.chunks), micro_batches)
-    return (_gpipe if name == "gpipe" else _one_forward_one_backward)(stage.index, stages, micro_batches)
+        return _with_shards([*_interleaved(stage.index, stages, len(stage.chunks), micro_batches)], micro_batches)
+    actions = (_gpipe if name == "gpipe" else _one_forward_one_backward)(stage.index, stages, micro_batches)
+    return chain(actions, (Action("reduce"),))
 
 
 def played_micro_batches(spec: Spec) -> int:
@@ -84,6 +89,23 @@ def played_micro_batches(spec: Spec) -> int:
     if spec.parallelism.schedule == "gpipe" or (spec.parallelism.schedule == "interleaved" and micro_batches % stages):
         return micro_batches
     return min(micro_batches, ROUNDS_PLAYED * stages)
+
+
+def _with_shards(actions: Sequence[Action], micro_batches: int) -> Iterator[Action]:
+    """Gather the next chunks before each action, and reduce a chunk's gradients after its last backward.
+
+    Source: _add_unshard_reshard, _add_reduce_grad.
+    """
+    gathered: list[int] = []
+    for number, action in enumerate(actions):
+        following = [*islice(dict.fromkeys(each.chunk for each in actions[number:]), MOST_GATHERED)]
+        yield from (Action("reshard", chunk=chunk) for chunk in gathered if chunk not in following)
+        yield from (Action("unshard", chunk=chunk) for chunk in following if chunk not in gathered)
+        gathered = sorted(following)
+        yield action
+        if action.kind == "backward" and action.micro_batch == micro_batches - 1:
+            yield Action("reduce", chunk=action.chunk)
+    yield from (Action("reshard", chunk=chunk) for chunk in gathered)
 
 
 def _gpipe(stage: int, stages: int, micro_batches: int) -> Iterator[Action]:

@@ -368,10 +368,14 @@ def _flattening(members: tuple[LocalParameter, ...], options: StateOptions) -> t
 def _given_memory(
     spec: Spec, ordered: Sequence[LocalParameter], weights: Iterable[InitialTensors]
 ) -> Iterator[InitialTensors]:
-    """Yield shards as nn.Module.to_empty allocates them; a tied LM head has separate memory until it is tied again."""
+    """Yield shards as nn.Module.to_empty allocates them; a tied LM head has separate memory until it is tied again.
+
+    A pipeline has no tied weights, but copies on its first and its last stage.
+    """
     yield from weights
     embedding = next((parameter for parameter in ordered if parameter.module == "embed_tokens"), None)
-    if spec.model.tie_word_embeddings and embedding is not None:
+    tied = spec.model.tie_word_embeddings and spec.parallelism.pipeline_parallel == 1
+    if tied and embedding is not None:
         options = state_options(spec)
         elements = prod(options.spread(2).shape(embedding))
         size = DTYPE_BYTES[embedding.dtype or options.base] * elements

@@ -11,11 +11,15 @@ _setup_forward_recv_info, _create_grad_recv_info; schedules.py, ScheduleGPipe, S
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
+from memcalc.layout.local_parameters import LocalParameter, stage_parameters
+from memcalc.layout.parameters import layer_prefixes
 from memcalc.layout.stages import Stage
 from memcalc.programs.sized_program import run_sizer
-from memcalc.sharding.engine import Engine
+from memcalc.sharding.engine import Engine, by_unit
+from memcalc.sharding.engines import engine_of, gradient_names
 from memcalc.sharding.schedules import Action, actions_of
 from memcalc.simulation.forward_backward import ForwardBackward
 from memcalc.simulation.in_flight_batches import InFlight, Recorded
@@ -25,6 +29,7 @@ from memcalc.simulation.simulated_run import SimulatedRun
 from memcalc.simulation.stage_blocks import StageBlocks
 from memcalc.spec.spec import Spec
 from memcalc.states.gradient_policy import gradient_policy
+from memcalc.states.optimizers.parameter_order import in_order
 from memcalc.states.pipelining import passed_on
 from memcalc.stream.requests import Requests
 
@@ -34,6 +39,14 @@ class Buffers(NamedTuple):
 
     activations: list[int]
     gradients: list[int]
+
+
+class ShardedChunk(NamedTuple):
+    """A chunk's layers, its engine, and its parameters of each unit by the names of their gradients."""
+
+    stage: Stage
+    engine: Engine
+    parameters: Mapping[int, Mapping[str, LocalParameter]]
 
 
 class SimulatedPipeline(SimulatedRun):
@@ -48,11 +61,23 @@ class SimulatedPipeline(SimulatedRun):
     def __init__(self, spec: Spec, requests: Requests, stage: Stage) -> None:
         super().__init__(spec, requests, stage)
         self.micro_batches = spec.training.gradient_accumulation_steps
+        self.chunks = [*map(self._chunk, range(len(self.stage.chunks)))]
         self.buffers: dict[int, Buffers] = {}  # by chunk
         self.recorded: dict[tuple[int, bool], Recorded] = {}  # by chunk, and whether gradients exist
         self.in_flight: dict[tuple[int, int], InFlight] = {}  # by chunk and micro-batch
         self.variables: dict[str, list[int]] = {}  # Python variables of the schedule, and what they reference
         self.losses: list[int] = []
+
+    def _chunk(self, number: int) -> ShardedChunk:
+        """Return one of several chunks with an engine around it; the stage's own engine, if it is the only one."""
+        chunk, choice = self.stage.chunks[number], self.choice
+        if len(self.stage.chunks) == 1 or self.engine.keeps_gradients:
+            return ShardedChunk(chunk, self.engine, self.parameters)
+        prefixes = layer_prefixes(self.spec.model, chunk.numbers)
+        ordered = tuple(in_order(stage_parameters(self.spec, chunk), choice.update.family, prefixes))
+        units = by_unit(ordered, chunk.numbers, ends=choice.wraps_embedding_and_head, finds_norm=choice.finds_norm)
+        engine = engine_of(self.requests, ordered, units, self.spec, plan_of(self.spec), chunk=number)
+        return ShardedChunk(chunk, engine, gradient_names(self.spec, units))
 
     def _run(self, phase: str) -> None:
         kind, _, number = phase.rpartition("_")
@@ -63,15 +88,20 @@ class SimulatedPipeline(SimulatedRun):
             return
         if not self.buffers:
             self._receive()
-        self.engine.prepare()
-        self.engine.begin(have_gradients=False, last=True)
+        for each in self.chunks:
+            each.engine.prepare()
+            each.engine.begin(have_gradients=bool(self.gradients), last=True)
         for action in actions_of(self.spec, self.stage):
             self._act(action, number)
         for name in list(self.variables):
             self._assign(name, [])
+        self._forget_losses()
+        self.requests.begin(phase)
+
+    def _forget_losses(self) -> None:
+        """Drop the losses of all micro-batches. Source: schedules.py, _update_losses."""
         self.requests.drop(self.losses)
         self.losses = []
-        self.requests.begin(phase)
 
     def _receive(self) -> None:
         """Allocate the buffers: activations by chunk, then gradients from the last chunk on."""
@@ -90,12 +120,22 @@ class SimulatedPipeline(SimulatedRun):
     def _act(self, action: Action, number: str) -> None:
         chunk, micro_batch = action.chunk, action.micro_batch
         key = chunk, micro_batch
+        engine = self.chunks[chunk].engine
         if action.kind == "assign":  # the schedule is about to assign a variable before the next part
             self._assign(action.variable, [])
+        elif action.kind == "unshard":
+            engine.unshard()
+        elif action.kind == "reshard":
+            engine.reshard()
+        elif action.kind == "reduce":
+            if len(self.chunks) == 1:  # schedules of several chunks forget the losses at the end
+                self._forget_losses()
+            self.gradients += engine.reduce_gradients()
         elif action.kind == "forward":
             self.requests.begin(f"forward_{number}")
             given = self.buffers[chunk].activations
-            recorded = self._recorded(chunk, exist=bool(self.gradients) or micro_batch > 0)
+            exist = micro_batch > 0 or (engine.keeps_gradients and bool(self.gradients))
+            recorded = self._recorded(chunk, exist=exist)
             found = self.in_flight[key] = InFlight(recorded, given[micro_batch] if given else -1)
             output = found.forward()
             if action.variable:
@@ -130,17 +170,20 @@ class SimulatedPipeline(SimulatedRun):
         if storages:
             self.variables[name] = storages
 
-    def _recorded(self, chunk: int, *, exist: bool) -> Recorded:
-        if (chunk, exist) not in self.recorded:
-            self.recorded[chunk, exist] = Recorded(self.requests, self._passing(self.stage.chunks[chunk], exist=exist))
-        return self.recorded[chunk, exist]
+    def _recorded(self, number: int, *, exist: bool) -> Recorded:
+        key = number, exist
+        if key not in self.recorded or not self.chunks[number].engine.repeats:
+            self.recorded[key] = Recorded(self.requests, self._passing(number, exist=exist))
+        return self.recorded[key]
 
-    def _passing(self, chunk: Stage, *, exist: bool) -> ForwardBackward:
-        arriving = gradient_policy(self.spec, exist=exist, sharded=False)
+    def _passing(self, number: int, *, exist: bool) -> ForwardBackward:
+        chunk, engine, parameters = self.chunks[number]
+        arriving = gradient_policy(self.spec, exist=exist, sharded=not engine.keeps_gradients)
         plan = plan_of(self.spec, chunk)
         parts = StageBlocks(self.spec, chunk, run_sizer(self.spec, self.card), arriving, plan)
         # Only one backward of a step determines DDP's order of gradients: the others run under no_sync.
-        engine = Engine(self.requests) if exist else self.engine
+        if exist and engine.keeps_gradients:
+            engine = Engine(self.requests)
         return ForwardBackward(
-            self.requests, parts, (LayerLoop(plan),), engine, self.parameters, self.workspace.each, self.threads
+            self.requests, parts, (LayerLoop(plan),), engine, parameters, self.workspace.each, self.threads
         )

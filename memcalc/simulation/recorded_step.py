@@ -15,7 +15,7 @@ from memcalc.architectures.structure import block_structure
 from memcalc.errors import InputError
 from memcalc.layout.local_parameters import LocalParameter, stage_parameters, without_companions
 from memcalc.layout.parameters import layer_prefixes
-from memcalc.layout.stages import READERS, Stage, first_recomputed_layer, layer_modules
+from memcalc.layout.stages import READERS, Stage, Start, first_recomputed_layer, layer_modules
 from memcalc.ledger.component import Component
 from memcalc.ledger.row_drafts import EVALUATION, RowDraft
 from memcalc.programs.program import Program
@@ -39,6 +39,7 @@ from memcalc.spec.scoring import scored_by_reference, scores_itself
 from memcalc.spec.spec import Spec
 from memcalc.states.gradient_policy import gradient_policy
 from memcalc.states.optimizers.parameter_order import in_order
+from memcalc.states.pipelining import uses_pipelining
 from memcalc.states.state_options import state_options
 from memcalc.stream.peaks import IntervalPeak, SizelessStream, StorageKind, live_at, peaks
 from memcalc.stream.requests import EngineTensor, NamedRounds, Requests, TensorLabel
@@ -46,7 +47,16 @@ from memcalc.stream.requests import EngineTensor, NamedRounds, Requests, TensorL
 EXISTING, IN_FLIGHT = "existing", "in flight"  # labels: gradients of earlier micro-batches, others in flight
 POLICY, FROZEN = "policy", "frozen"  # the trained model, and a reference model or a teacher
 THREADS = ("forward", "backward")  # each has a cuBLAS workspace
+# Components of storages from before the step, which are counted with the run's states and buffers.
+COUNTED_BEFORE = (Component.GRADIENTS, Component.COMMUNICATION_BUFFERS)
 MOST_RECORDED = 256  # cached steps
+
+
+class HeldInLoop(NamedTuple):
+    """Live storages of each round of a loop."""
+
+    rounds: NamedRounds
+    storages: list[int]
 
 
 class Layers(NamedTuple):
@@ -128,16 +138,26 @@ class StepRecorder:
         self.blocks: list[SizedBlock] = []
         self.spec, self.chunk, self.workspace, self.loops, self.rank = spec, chunk, workspace, loops, rank
 
-    def step(self, *, exist: bool) -> RecordedStream:
-        """Record forward, loss and backward; `exist`: whether gradients of earlier micro-batches exist."""
+    def step(self, *, exist: bool, start: Start = "steady") -> RecordedStream:
+        """Record forward, loss and backward.
+
+        Args:
+            exist: whether gradients of earlier micro-batches are counted as existing.
+            start: where in a step the backward is.
+        """
         self.requests.begin(EXISTING)
-        walk, gradients = self._walk(self.spec, exist=exist)
+        walk, gradients = self._walk(self.spec, exist=exist, start=start)
+        walk.engine.hold_gathered()
         takes_over = bool(self.requests.labels)
         self.requests.begin(IN_FLIGHT)
+        if start == "first":
+            walk.engine.free_existing()
+        elif start != "steady" and not exist:
+            walk.engine.make_sums()
         walk.engine.resume()
         if evaluates_between_steps(self.spec):
             walk.engine.after_evaluation()
-        self._hold_in_flight(walk)
+        in_flight = [*self._hold_in_flight(walk)]
         self.requests.begin("forward")
         walk.engine.prepare()
         walk.engine.begin(have_gradients=exist, last=True)
@@ -153,8 +173,14 @@ class StepRecorder:
             else:
                 walk.loss()
                 of_frozen, kept = self._scores(self.spec, walk.engine)
+        if start == "second":
+            walk.engine.gather_before_backward()
         self.requests.begin("backward")
         gradients += walk.backward(self._received_gradient(walk))
+        if uses_pipelining(self.spec):  # no micro-batch is in flight after the last backward
+            walk.release()
+            self._free(in_flight)
+            walk.engine.reduce_gradients()
         walk.engine.after_last_backward(gradients)
         self.requests.drop(kept)
         return RecordedStream(SizelessStream(self.requests), tuple(self.blocks), of_frozen, takes_over=takes_over)
@@ -213,6 +239,7 @@ class StepRecorder:
         spec: Spec,
         *,
         exist: bool,
+        start: Start = "steady",
         gradients: bool = True,
         model: str = POLICY,
         chunk: Stage | None = None,
@@ -222,7 +249,8 @@ class StepRecorder:
 
         Args:
             spec: the run.
-            exist: whether gradients of earlier micro-batches exist.
+            exist: whether gradients of earlier micro-batches are counted as existing.
+            start: where in a step the backward is.
             gradients: whether autograd is on.
             model: the model of the layers.
             chunk: the chunk of the model; None: that of the recording.
@@ -242,11 +270,16 @@ class StepRecorder:
             engine = engine_of(self.requests, layers.of_engine, units, spec, plan, self.rank)
         engine.rounds = {layer: loop.rounds for loop in layers.played for item in loop.items for layer in leaves(item)}
         existing = engine.existing() if exist else []
+        arriving = (
+            arriving_gradients(spec, engine, exist=exist)
+            if start == "steady"
+            else gradient_policy(spec, exist=start != "first", sharded=not engine.keeps_gradients)
+        )
         parts = StageBlocks(
             spec,
             chunk,
             UnitSizer(),
-            arriving_gradients(spec, engine, exist=exist),
+            arriving,
             plan,
             blocks=self.blocks,
             without_gradients=not gradients,
@@ -271,19 +304,24 @@ class StepRecorder:
         number, entry = walk.parts.entry
         return self.requests.take(1, 0, walk.steps.labels(number)[entry])
 
-    def _hold_in_flight(self, walk: ForwardBackward) -> None:
-        """Record the live tensors of other micro-batches in flight, in a loop over these micro-batches."""
+    def _hold_in_flight(self, walk: ForwardBackward) -> Iterator[HeldInLoop]:
+        """Record the live tensors of other micro-batches in flight, in a loop over these micro-batches; yield them."""
         for number, storages, field in walk.parts.in_flight_ends():
-            self._hold(walk, number, storages, field)
+            yield self._hold(walk, number, storages, NamedRounds(1, field))
         for index, loop in enumerate(walk.loops):
             for item in loop.items:
                 number = walk.parts.block_of(next(leaves(item)), again=not isinstance(item, int))
-                self._hold(walk, number, self.blocks[number].program.kept, ("layers in flight", index))
+                rounds = NamedRounds(1, ("layers in flight", index))
+                yield self._hold(walk, number, self.blocks[number].program.kept, rounds)
 
-    def _hold(self, walk: ForwardBackward, number: int, storages: Sequence[int], name: Hashable) -> None:
-        with self.requests.repeat(NamedRounds(1, name)):
-            for at in storages:
-                self.requests.take(1, 0, walk.steps.labels(number)[at])
+    def _hold(self, walk: ForwardBackward, number: int, storages: Sequence[int], rounds: NamedRounds) -> HeldInLoop:
+        with self.requests.repeat(rounds):
+            return HeldInLoop(rounds, [self.requests.take(1, 0, walk.steps.labels(number)[at]) for at in storages])
+
+    def _free(self, held: Sequence[HeldInLoop]) -> None:
+        for rounds, storages in held:
+            with self.requests.repeat(rounds):
+                self.requests.drop(storages)
 
     def _received_gradient(self, walk: ForwardBackward) -> int:
         """Allocate the gradient of a stage's output where Megatron-LM references it until backward has ended.
@@ -357,7 +395,13 @@ def _key(spec: Spec, chunk: Stage, layers: Layers, *, exist: bool) -> Hashable:
         tuple(gradient_policy(spec, exist=exist, sharded=sharded) for sharded in (False, True)),
         exist,
         scores_itself(spec),
-        (options, layers.of_engine, spec.model.tie_word_embeddings, evaluates_between_steps(spec))
+        (
+            options,
+            layers.of_engine,
+            spec.model.tie_word_embeddings,
+            evaluates_between_steps(spec),
+            uses_pipelining(spec),
+        )
         if takes_gradients_over(options)
         else None,
     )
@@ -483,7 +527,7 @@ class RecordedPasses:
             elif once:
                 if first and self.workspace is not None:
                     yield self.workspace._replace(count=count, mask=mask)
-            elif not (self.recording.takes_over and label is Component.GRADIENTS):
+            elif not (self.recording.takes_over and label in COUNTED_BEFORE):
                 raise ValueError(label)
         for label, sizes in engine.items():
             if sum(count for _, count in sizes):  # a label's storages may come from several units
@@ -533,6 +577,7 @@ def recorded_step(
     workspace: RowDraft | None = None,
     loops: bool = True,
     rank: int | None = None,
+    start: Start = "steady",
 ) -> RecordedPasses:
     """Return forward, loss and backward of the last micro-batch in flight.
 
@@ -544,6 +589,7 @@ def recorded_step(
         workspace: the cuBLAS workspace that the first backward's first matmul allocates, if it is one of its passes.
         loops: whether equal rounds of layers are one loop.
         rank: the data-parallel rank, one of `ranks_that_may_hold_most`.
+        start: where in a step the backward is.
 
     Raises:
         InputError: layers share a checkpoint segment under an engine with per-layer shards or buckets.
@@ -559,10 +605,12 @@ def recorded_step(
     other = _Frozen(spec, chunk, loops=loops)
 
     def record() -> RecordedStream:
-        return StepRecorder(spec, chunk, workspace=with_workspace, loops=loops, rank=rank).step(exist=exist)
+        return StepRecorder(spec, chunk, workspace=with_workspace, loops=loops, rank=rank).step(
+            exist=exist, start=start
+        )
 
     layers = layers_of(spec, chunk, loops=loops)
-    key = "step", _key(spec, chunk, layers, exist=exist), with_workspace, other.key, rank
+    key = "step", _key(spec, chunk, layers, exist=exist), with_workspace, other.key, rank, start
     recording = _recorded(RecordingInput(key, record)) if loops else record()
     rounds = rounds_of(chunk, layers, other.layers)
     return RecordedPasses(spec, chunk, recording, rounds, sizer_of(spec), other.sized(sizer_of), workspace)

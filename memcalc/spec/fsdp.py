@@ -40,8 +40,8 @@ class FsdpSpec(ConfigBlock):
     )
     gradient_sync: GradientSync = Field(
         "each",
-        description="micro-batches after which gradients are reduced: each | last (no_sync: until then they are summed "
-        "unsharded, in reduce_dtype; under FSDP1 in param_dtype)",
+        description="micro-batches after which gradients are reduced: each | last (no_sync, and always in a "
+        "pipeline: until then they are summed unsharded, in reduce_dtype; under FSDP1 in param_dtype)",
     )
     keeps_unsharded_weights: bool = Field(
         False,

@@ -374,6 +374,11 @@ class ParallelismSpec(ConfigBlock):
     )
 
     @property
+    def reduces_once(self) -> bool:
+        """Whether FSDP reduces gradients after the last micro-batch only, as PyTorch's pipeline schedules always do."""
+        return self.fsdp.gradient_sync == "last" or (self.engine == "fsdp2" and self.pipeline_parallel > 1)
+
+    @property
     def weights_on_host(self) -> bool:
         """Whether a rank's shards of the parameters are in host memory."""
         return self.offload in ("parameters", "all")

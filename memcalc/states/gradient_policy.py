@@ -19,7 +19,7 @@ def _adds_in_place(spec: Spec) -> bool:
     fsdp = spec.parallelism.fsdp
     if spec.parallelism.engine == "fsdp1":  # autograd concatenates the gradients of a unit before it adds them
         return False
-    return fsdp.gradient_sync == "last" and fsdp.reduce_dtype in (None, read_dtype(spec))
+    return spec.parallelism.reduces_once and fsdp.reduce_dtype in (None, read_dtype(spec))
 
 
 def embedding_gradient_stays(spec: Spec) -> bool:

@@ -1,4 +1,4 @@
-"""Buffers of torch.distributed.pipelining: what a stage receives, and the batch of all micro-batches.
+"""Buffers of torch.distributed.pipelining: what a stage receives, and what FSDP2 keeps gathered on it.
 
 Sources: torch 2.13 distributed/pipelining/stage.py, _setup_forward_recv_info, _create_grad_recv_info.
 """
@@ -9,11 +9,14 @@ from collections.abc import Iterator
 from math import prod
 
 from memcalc.allocator.pytorch.block_sizes import rounded
+from memcalc.layout.local_parameters import stage_parameters, without_companions
 from memcalc.layout.stages import Stage
 from memcalc.ledger.component import Component
 from memcalc.ledger.row_drafts import RowDraft, from_phase, mask_of
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.spec import Spec
+from memcalc.states.gathered_parameters import gathered_bytes, gathered_dtype
+from memcalc.states.state_options import state_options
 
 BACKWARD = mask_of(*(f"backward_{step}" for step in (1, 2)))
 PASSES = BACKWARD | mask_of(*(f"{each}_{step}" for step in (1, 2) for each in ("forward", "loss")))
@@ -52,6 +55,24 @@ def received(spec: Spec, stage: Stage) -> Iterator[RowDraft]:
         if count > 0:
             citation = f"torch 2.13 distributed/pipelining/stage.py: {source}"
             yield passed_on(spec)._replace(tensor=name, count=count, mask=mask, citation=citation)
+
+
+def gathered_stage(spec: Spec, stage: Stage) -> RowDraft:
+    """Return the parameters of a stage that FSDP2 has gathered, from the first forward of a step to the last backward.
+
+    No backward reshards them before the gradients are reduced (torch 2.13 distributed/pipelining/stage.py,
+    backward_maybe_with_nosync).
+    """
+    options = state_options(spec)
+    parameters = [each for each in without_companions(stage_parameters(spec, stage)) if not each.beside]
+    sizes = [(each.count, gathered_bytes(each, options)) for each in parameters]
+    total, blocks = (sum(count * size_of(size) for count, size in sizes) for size_of in (int, rounded))
+    dtypes = {gathered_dtype(each, options) for each in parameters}
+    dtype = dtypes.pop() if len(dtypes) == 1 else "uint8"
+    item = DTYPE_BYTES[dtype]
+    tensor = (Component.COMMUNICATION_BUFFERS, "engine", "stage parameters, gathered", (total // item,), dtype)
+    citation = "torch 2.13 distributed/pipelining/stage.py: set_reshard_after_backward(False)"
+    return RowDraft(*tensor, 1, total, blocks, PASSES, f"{item}·P_stage", citation)
 
 
 def passed_on(spec: Spec) -> RowDraft:

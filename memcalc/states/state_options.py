@@ -159,6 +159,21 @@ class StateOptions(NamedTuple):
         return ShardCounts(self.data_parallel, self.expert_shards, self.engine)
 
 
+def _accumulates(spec: Spec) -> bool:
+    """Return whether gradients of earlier micro-batches exist when most activations are in flight.
+
+    GPipe's forwards all come before the first backward: they and it meet no gradients. Under FSDP2 the second backward
+    may hold more than the first, since it meets all gradients, unsharded. In one round of interleaved micro-batches it
+    meets only those of one chunk.
+    """
+    parallelism, micro_batches = spec.parallelism, spec.training.gradient_accumulation_steps
+    if micro_batches == 1:
+        return False
+    if parallelism.engine != "fsdp2":
+        return parallelism.schedule != "gpipe"
+    return parallelism.schedule != "interleaved" or micro_batches > parallelism.pipeline_parallel
+
+
 @cached_by_spec
 def state_options(spec: Spec) -> StateOptions:
     """Return the options of a run."""
@@ -174,8 +189,7 @@ def state_options(spec: Spec) -> StateOptions:
         ema=training.ema,
         zeroes_gradients=training.zero_grad == "zero",
         zeroes_gradients_before_backward=training.zero_grad_before == "backward",
-        # GPipe's forwards all come before the first backward: they and it meet no gradients of earlier micro-batches.
-        accumulates=training.gradient_accumulation_steps > 1 and spec.parallelism.schedule != "gpipe",
+        accumulates=_accumulates(spec),
         zero_stage=spec.parallelism.zero_stage,
         data_parallel=spec.parallelism.shards,
         expert_shards=spec.parallelism.expert_shards,
@@ -187,9 +201,9 @@ def state_options(spec: Spec) -> StateOptions:
         gathered=fsdp.param_dtype or "",
         reduced=fsdp.reduce_dtype or fsdp.param_dtype or "",
         # Tied, embedding, final norm and LM head are one unit, gathered and reduced with the root module, unless the
-        # norm is the root's.
+        # norm is the root's. Stages of a pipeline have separate copies of the tied weight.
         wraps_embedding_and_head=fsdp.wrap == "layers-and-ends"
-        and not (spec.model.tie_word_embeddings and adapters is None),
+        and not (spec.model.tie_word_embeddings and spec.parallelism.pipeline_parallel == 1 and adapters is None),
         head_is_unit=fsdp.wrap == "layers-and-ends" and training.loss not in TOKENWISE,
         finds_norm=adapters is None,
         gathers_output_alone=loss_gathers_head(spec),
@@ -197,7 +211,8 @@ def state_options(spec: Spec) -> StateOptions:
         loss_in_model=training.implementation == "huggingface" and training.framework not in (None, "loop"),
         # torchtitan at ba2469780; later versions wrap embedding and LM head as well.
         gathers_last_layer_once=training.implementation == "torchtitan" and fsdp.wrap == "layers",
-        sums_unsharded=fsdp.gradient_sync == "last" and training.gradient_accumulation_steps > 1,
+        sums_unsharded=spec.parallelism.reduces_once
+        and (training.gradient_accumulation_steps > 1 or spec.parallelism.pipeline_parallel > 1),
         late_adapters=adapters_follow_the_head(spec),
         offloads=spec.parallelism.offload in ("optimizer", "all"),
         weights_on_host=spec.parallelism.weights_on_host,

@@ -61,7 +61,7 @@ def _shard(module: nn.Module, spec: Spec, mesh: DeviceMesh) -> None:
     ranks = mesh["replicate", "shard"] if parallelism.data_parallel_replicate > 1 else mesh["shard"]
     gathered_again = parallelism.zero_stage == 3
     policy = CPUOffloadPolicy(parallelism.offload_pin_memory) if parallelism.weights_on_host else OffloadPolicy()
-    wrap = partial(fully_shard, mesh=ranks, offload_policy=policy, mp_policy=_precision(parallelism.fsdp))
+    wrap = partial(fully_shard, mesh=ranks, offload_policy=policy, mp_policy=mixed_precision(parallelism.fsdp))
     for layer in layers_of(module):
         wrap(layer, reshard_after_forward=gathered_again)
     if parallelism.fsdp.wrap == "layers-and-ends" and not spec.model.tie_word_embeddings:
@@ -79,7 +79,7 @@ def reduce_gradients(model: CausalLM, *, reduces: bool) -> None:
     module.set_requires_gradient_sync(reduces)
 
 
-def _precision(fsdp: FsdpSpec) -> MixedPrecisionPolicy:
+def mixed_precision(fsdp: FsdpSpec) -> MixedPrecisionPolicy:
     """Return the mixed-precision policy in PyTorch's dtypes."""
     param, reduce, output = (
         None if dtype is None else DTYPES[dtype] for dtype in (fsdp.param_dtype, fsdp.reduce_dtype, fsdp.output_dtype)

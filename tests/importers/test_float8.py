@@ -46,6 +46,22 @@ def test_torchtitan_converts_the_configured_modules(tmp_path: Path) -> None:
     assert found == fields("rowwise-gw-hp", ("lm_head", "k_proj"))
 
 
+def test_torchtitan_splits_converted_modules(tmp_path: Path) -> None:
+    """Only 0.1, where the converter is named float8, gathers activations in FP8, which is not modelled."""
+    text = TORCHTITAN.replace("tensor_parallel_degree = 1", "tensor_parallel_degree = 2")
+    new, old = (
+        text.replace("[model]", f'[model]\nconverters = ["{name}"]') + FLOAT8
+        for name in ("quantize.linear.float8", "float8")
+    )
+    found, _ = read(tmp_path, "run.toml", new.format(recipe="tensorwise"), "data_parallel=8")
+    assert found == fields("tensorwise", ("lm_head", "k_proj"), gathers=True)
+    found, notes = read(tmp_path, "run.toml", old.format(recipe="tensorwise"), "data_parallel=8")
+    assert found == fields("none")
+    assert any("activations gathered in FP8, as in torchtitan 0.1" in note for note in notes)
+    found, _ = read(tmp_path, "run.toml", old.format(recipe="rowwise"), "data_parallel=8")
+    assert found == fields("rowwise", ("lm_head", "k_proj"))
+
+
 def test_a_section_without_its_converter_does_nothing(tmp_path: Path) -> None:
     found, _ = read(tmp_path, "run.toml", TORCHTITAN + FLOAT8.format(recipe="rowwise"), "data_parallel=8")
 

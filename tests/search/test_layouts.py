@@ -53,7 +53,8 @@ def test_none_is_there_twice_and_none_is_missing() -> None:
         ("gpt2", (), "tensor_parallel = 8 does not divide num_attention_heads = 12."),
         ("gpt2", (), "pipeline_parallel = 16: a stage needs at least one of the 12 layers"),
         ("gpt3", (), "context_parallel = 2 needs attention = flash, not eager: no rank has all keys at once."),
-        ("gpt2", (), "zero_stage = 3 is not modelled with pipeline_parallel = 2"),
+        ("gpt2", (), "zero_stage = 2 is not modelled with pipeline_parallel = 2"),
+        ("gpt2", (), "zero_stage = 3 with pipeline_parallel = 2: not searched, since a stage holds"),
         (
             "llama-3-8b",
             ("implementation=huggingface",),

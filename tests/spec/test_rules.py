@@ -248,14 +248,26 @@ def test_engines_with_their_stages_load(engine: str, stage: int) -> None:
     assert run(parallelism={"engine": engine, "zero_stage": stage}).parallelism.engine == engine
 
 
-@pytest.mark.parametrize("stage", [2, 3])
-def test_gradients_are_not_sharded_over_a_pipeline(stage: int) -> None:
-    assert refusal(parallelism={"zero_stage": stage, "pipeline_parallel": 2}) == (
-        f"configuration: parallelism.zero_stage: zero_stage = {stage} is not modelled with pipeline_parallel = 2: "
-        "gradients would be sharded while later micro-batches still add to them. Set zero_stage: 0 or 1, or "
-        "pipeline_parallel: 1."
-    )
+@pytest.mark.parametrize(("engine", "stage"), [("deepspeed", 2), ("deepspeed", 3), ("fsdp1", 3)])
+def test_only_fsdp2_shards_gradients_of_a_pipeline(engine: str, stage: int) -> None:
+    assert (
+        f"configuration: parallelism.zero_stage: zero_stage = {stage} is not modelled with pipeline_parallel = 2 and "
+        f"engine = {engine}: gradients would be sharded while later micro-batches still add to them. Set engine: "
+        "fsdp2, which reduces them after the last one, zero_stage: 0 or 1, or pipeline_parallel: 1."
+    ) in refusal(parallelism={"engine": engine, "zero_stage": stage, "pipeline_parallel": 2})
     assert run(parallelism={"zero_stage": 1, "pipeline_parallel": 2}).parallelism.zero_stage == 1
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_fsdp2_reduces_gradients_of_a_pipeline_once(stage: int) -> None:
+    spread = {"engine": "fsdp2", "zero_stage": stage, "pipeline_parallel": 2, "data_parallel": 4}
+
+    assert run(parallelism=spread).parallelism.reduces_once
+    assert not run(parallelism=spread | {"pipeline_parallel": 1}).parallelism.reduces_once
+    assert refusal(parallelism=spread | {"offload": "all"}) == (
+        "configuration: parallelism.offload: offload = all is not modelled with pipeline_parallel = 2 and engine = "
+        "fsdp2. Set offload: none, or pipeline_parallel: 1."
+    )
 
 
 # -- what is not modelled yet ------------------------------------------------------------------------------------------

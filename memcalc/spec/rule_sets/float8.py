@@ -24,14 +24,6 @@ def float8_rules(spec: Spec) -> Iterator[Violation]:
             "layers.",
             "Set fp8: none, or finetune: full.",
         )
-    if spec.parallelism.tensor_parallel > 1:
-        yield Violation(
-            KEY,
-            f"fp8 = {training.fp8} is not modelled with tensor_parallel = {spec.parallelism.tensor_parallel}, where "
-            "DTensor "
-            "splits torchao's layers.",
-            "Set fp8: none, tensor_parallel: 1, or implementation: megatron.",
-        )
     if spec.model.tie_word_embeddings and not skips(spec, "lm_head"):
         yield Violation(
             ("training", "fp8_skip"),
@@ -60,10 +52,10 @@ def skips(spec: Spec, module: str) -> bool:
 
 
 def _sides(spec: Spec) -> dict[str, int]:
-    """Return the dimensions of the FP8 matmuls, by their names in the model block."""
-    model = spec.model
-    sides: dict[str, tuple[str, int]] = {
-        "hidden_size": ("attention.o_proj", model.hidden_size),
+    """Return the dimensions of the FP8 matmuls on a rank, by their names in the model block."""
+    model, ranks = spec.model, spec.parallelism.tensor_parallel
+    whole: dict[str, tuple[str, int]] = {"hidden_size": ("attention.o_proj", model.hidden_size)}
+    split: dict[str, tuple[str, int]] = {
         "intermediate_size": ("mlp.up_proj", model.intermediate_size),
         "num_attention_heads · head_dim": ("attention.o_proj", model.query_size),
         "num_key_value_heads · head_dim": ("attention.k_proj", model.num_key_value_heads * model.head_dim),
@@ -71,17 +63,19 @@ def _sides(spec: Spec) -> dict[str, int]:
     }
     if model.full_attention is not None:
         head, groups = model.full_attention.head_dim, model.full_attention.num_key_value_heads
-        sides["num_attention_heads · full_attention.head_dim"] = (
+        split["num_attention_heads · full_attention.head_dim"] = (
             "attention.o_proj",
             model.num_attention_heads * head,
         )
-        sides["full_attention.num_key_value_heads · full_attention.head_dim"] = ("attention.k_proj", groups * head)
+        split["full_attention.num_key_value_heads · full_attention.head_dim"] = ("attention.k_proj", groups * head)
     if model.moe is not None:
-        sides["num_experts"] = ("mlp.router", model.moe.num_experts)
-        sides["shared_expert_intermediate_size"] = (
+        whole["num_experts"] = ("mlp.router", model.moe.num_experts)
+        split["shared_expert_intermediate_size"] = (
             "mlp.shared_expert.up_proj",
             model.moe.shared_expert_intermediate_size,
         )
         if model.moe.shared_expert_gate:
-            sides["the shared expert's gate"] = ("mlp.shared_expert_gate", 1)
-    return {name: width for name, (module, width) in sides.items() if not skips(spec, module)}
+            whole["the shared expert's gate"] = ("mlp.shared_expert_gate", 1)
+    if ranks > 1:
+        split = {f"{name} / tensor_parallel": (module, width // ranks) for name, (module, width) in split.items()}
+    return {name: width for name, (module, width) in (whole | split).items() if not skips(spec, module)}

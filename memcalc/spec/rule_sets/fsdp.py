@@ -59,7 +59,7 @@ def policy(spec: Spec) -> Iterator[Violation]:
             "masters.",
             "Set recipe: fp32 (no autocast) or amp (autocast as well), or leave param_dtype out.",
         )
-    if fsdp.gradient_sync == "last" and parallelism.offload != "none":
+    if parallelism.pipeline_parallel == 1 and fsdp.gradient_sync == "last" and parallelism.offload != "none":
         yield Violation(
             (*key, "gradient_sync"),
             f"gradient_sync = last is not modelled with offload = {parallelism.offload}.",
@@ -70,6 +70,17 @@ def policy(spec: Spec) -> Iterator[Violation]:
             (*key, "keeps_unsharded_weights"),
             f"keeps_unsharded_weights needs a 4-bit base, but finetune = {training.finetune}.",
             "Set finetune: qlora, or leave keeps_unsharded_weights out.",
+        )
+
+
+def pipelined(spec: Spec) -> Iterator[Violation]:
+    """Yield a violation: PyTorch's schedules sum the gradients of a stage unsharded, on the GPU."""
+    parallelism, stages = spec.parallelism, spec.parallelism.pipeline_parallel
+    if stages > 1 and parallelism.engine == "fsdp2" and parallelism.offload != "none":
+        yield Violation(
+            ("parallelism", "offload"),
+            f"offload = {parallelism.offload} is not modelled with pipeline_parallel = {stages} and engine = fsdp2.",
+            "Set offload: none, or pipeline_parallel: 1.",
         )
 
 

@@ -311,13 +311,12 @@ def _engine(spec: Spec) -> Iterator[Violation]:
             f"engine = {engine} supports zero_stage {' and '.join(map(str, stages))}, not {stage}.",
             f"Set zero_stage: {' or '.join(map(str, stages))}, or engine: {' or '.join(others)}.",
         )
-    if spec.parallelism.pipeline_parallel > 1 and stage >= 2:
+    if spec.parallelism.pipeline_parallel > 1 and stage >= 2 and engine != "fsdp2":
         yield Violation(
             ("parallelism", "zero_stage"),
-            f"zero_stage = {stage} is not modelled with pipeline_parallel = {spec.parallelism.pipeline_parallel}: "
-            "gradients "
-            "would be sharded while later micro-batches still add to them.",
-            "Set zero_stage: 0 or 1, or pipeline_parallel: 1.",
+            f"zero_stage = {stage} is not modelled with pipeline_parallel = {spec.parallelism.pipeline_parallel} and "
+            f"engine = {engine}: gradients would be sharded while later micro-batches still add to them.",
+            "Set engine: fsdp2, which reduces them after the last one, zero_stage: 0 or 1, or pipeline_parallel: 1.",
         )
 
 
@@ -396,6 +395,7 @@ RULES: tuple[Rule, ...] = (
     parallelism.replicas,
     parallelism.one_dtype,
     fsdp.policy,
+    fsdp.pipelined,
     fsdp.flat_parameters,
     _zero,
     offload.offload,
