@@ -8,7 +8,8 @@ write and read its blocks in place (vllm/v1/attention/backends/flash_attn.py).
 from __future__ import annotations
 
 from memcalc.architectures.math_attention import math_attention
-from memcalc.architectures.structure import BlockStructure, LayerKVCache
+from memcalc.architectures.options.attention import LayerKVCache
+from memcalc.architectures.structure import BlockStructure
 from memcalc.architectures.tensor_parallel import TensorParallelOps
 from memcalc.ledger.component import Component
 from memcalc.operators import Operators
@@ -93,11 +94,11 @@ def cached_attention(
     cache = c.cache
     assert cache is not None
     heads, kv_heads, width = axes
-    if c.family in WITHOUT_GROUPS and c.grouped:
+    if c.family in WITHOUT_GROUPS and c.attention.grouped:
         return _in_separate_operators(ops, q, k, v, heads, cache.keys)
-    if not cache.masked and c.attention == "flash" and not c.pads_heads:
+    if not cache.masked and c.attention.kernel == "flash" and not c.attention.pads_heads:
         return ops.flash_attention(q, k, v, heads, kv_heads, width, ("s", cache.keys), splits=True, out=out)
-    if not cache.masked and c.attention == "math":
+    if not cache.masked and c.attention.kernel == "math":
         return math_attention(ops, c, q, k, v, width, by_head=False)
     tape = ops.tape
     if cache.repeats:
@@ -135,12 +136,12 @@ def _in_separate_operators(ops: Operators, q: Tensor, k: Tensor, v: Tensor, head
 def write_next_token(ops: Operators, c: BlockStructure, x: Tensor, width: str) -> None:
     """Write the logits of the last token, and their fp32 copy, from which the next token is selected."""
     tape, split = ops.tape, TensorParallelOps(ops, c)
-    vocabulary = "V/t" if c.split else "V"
+    vocabulary = c.sharding.axis("V")
     last = Tensor(x.storage, ("b", "1", width), x.dtype, grad=False)
     tape.record(Node("last token", (x,), (last,), (), (None,)))
-    logits = split.column(last, "lm_head", (vocabulary, width), ("b", "1", vocabulary), bias=c.lm_head_bias)
+    logits = split.column(last, "lm_head", (vocabulary, width), ("b", "1", vocabulary), bias=c.head.bias)
     whole = logits
-    if c.split:
+    if c.sharding.tensor_parallel:
         whole = tape.new("logits of all ranks", ("b", "1", "V"), logits.dtype, "all_gather along the vocabulary")
         tape.record(Node("logits of all ranks", (logits,), (whole,), (), (None,)))
     wide = tape.new("logits in fp32", ("b", "V"), "fp32", "transformers 5.23 generation/utils.py: _sample")

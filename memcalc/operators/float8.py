@@ -41,8 +41,6 @@ class Float8(NamedTuple):
 class Float8Linear(Linear):
     """Linear layers that torchao replaces; the others are nn.Linear."""
 
-    float8: Float8 | None = None
-
     def linear(
         self, x: Tensor, module: str, weight: Shape, out: Shape, *, bias: bool, **options: Unpack[LinearOptions]
     ) -> Tensor:

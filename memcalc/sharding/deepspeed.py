@@ -89,7 +89,7 @@ def _engine(
         if not options.offloads:
             return ZeRO12(requests, ordered, options, rank)
         return ZeRO12Offload(requests, ordered, options, rank, reduces_overflow=reduces, clones_large=clones)
-    stops_inside = not block_structure(spec).residual_dropout
+    stops_inside = not block_structure(spec).residual.dropout
     order = Order(_modules(ordered, units, spec), stops_inside=stops_inside, detached=options.detached)
     family = _transformers_family(spec)
     views_experts = family is None or family.transposes_experts
@@ -137,7 +137,7 @@ def _modules(
             structure.family in EXPERTS_HOOKED_WHOLE,
         )
 
-    both = family.turns_windows and structure.windows and structure.has_full_attention
+    both = family.turns_windows and structure.masks.has_windows and structure.masks.has_full_attention
     rotations = family.rotates + (family.rotates and both)
     return transformers_modules(
         ordered,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from memcalc.architectures.structure import float8_of
+from memcalc.architectures.options.execution import float8_of
 from memcalc.layout.adapters import adapters_of, loss_gathers_head
 from memcalc.layout.local_parameters import LocalParameter, LocalParameters
 from memcalc.layout.peft_parameters import adapters_follow_the_head

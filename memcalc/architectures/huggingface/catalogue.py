@@ -103,7 +103,7 @@ def is_written(c: BlockStructure) -> bool:
 
 
 def _moves_adapters(c: BlockStructure) -> bool:
-    targets = () if c.adapters is None else c.adapters.targets
+    targets = () if c.linears.adapters is None else c.linears.adapters.targets
     return c.family in ADAPTERS_MOVE and not set(MLP_TARGETS).isdisjoint(targets)
 
 
@@ -143,7 +143,7 @@ def write_shared_tables(c: BlockStructure) -> Tape:
 def _family_of(c: BlockStructure) -> type[Family]:
     if c.family is not None and c.family in FAMILIES and (why := family_class(c.family).lacks_kernel(c)):
         raise InputError(
-            f"PyTorch's attention = {c.attention} has no kernel for {c.family}, {why}.",
+            f"PyTorch's attention = {c.attention.kernel} has no kernel for {c.family}, {why}.",
             "Set training.attention: eager or, where it fits, memory-efficient, or implementation: plain.",
             "training.attention",
         )
