@@ -13,7 +13,7 @@ from memcalc.architectures.structure import BlockStructure
 from memcalc.architectures.tensor_parallel import TensorParallelOps
 from memcalc.ledger.component import Component
 from memcalc.operators import Operators
-from memcalc.programs.tape import NEW, Node, Shape, Tape, Tensor
+from memcalc.programs.tape import NEW, ForwardMemory, Node, Shape, Tape, Tensor
 
 CACHE = "transformers 5.23 cache_utils.py"
 WITHOUT_GROUPS = ("falcon",)  # passes fewer key heads than query heads to sdpa, without enable_gqa
@@ -61,7 +61,9 @@ def _kept(ops: Operators, cache: LayerKVCache, name: str, x: Tensor) -> tuple[Te
         rolled = (store(KEPT, f"{name} moved by a token", Component.TEMPORARIES),) if cache.slides else ()
         held = tuple(each.storage for each in rolled)
         seen = Tensor(made.storage, made.shape, x.dtype, grad=False)
-        tape.record(Node(f"{name} of the cache", (x, made), (seen,), (), (None, None), forward_temporaries=held))
+        tape.record(
+            Node(f"{name} of the cache", (x, made), (seen,), (), (None, None), forward=ForwardMemory(temporaries=held))
+        )
         return (seen,)
     before: tuple[Tensor, ...] = ()
     if not cache.first:
@@ -110,7 +112,7 @@ def cached_attention(
         citation = "ATen native/transformers/attention.cpp"
         temporaries = (tape.store("mask in dtype", ("b", "s", cache.keys), q.dtype, citation),)
     y = tape.new("attention output", out or q.shape, q.dtype, "ATen native/transformers/cuda/attention.cu")
-    tape.record(Node("attention", (q, k, v), (y,), (), (NEW,) * 3, forward_temporaries=temporaries))
+    tape.record(Node("attention", (q, k, v), (y,), (), (NEW,) * 3, forward=ForwardMemory(temporaries=temporaries)))
     return y
 
 
@@ -127,7 +129,14 @@ def _in_separate_operators(ops: Operators, q: Tensor, k: Tensor, v: Tensor, head
     citation = "ATen native/transformers/attention.cpp: _safe_softmax looks for rows without a key"
     probabilities = tape.new("attention probabilities", shape, "fp32", citation)
     masked = tape.store("masked scores", shape, "bool", citation)
-    node = Node("attention probabilities", (scores,), (probabilities,), (), (None,), forward_temporaries=(masked,))
+    node = Node(
+        "attention probabilities",
+        (scores,),
+        (probabilities,),
+        (),
+        (None,),
+        forward=ForwardMemory(temporaries=(masked,)),
+    )
     tape.record(node)
     spread = ops.copy(v, "v for each head", ("b", keys, heads, "d_h"))
     return ops.cast(ops.matmul(probabilities, spread, "attention output", given.shape), given.dtype)

@@ -130,7 +130,7 @@ class TorchtitanLayer:
         y = self.ops.mul_table(x, f"{name} turned", "fp32")
         conjugate = self.tape.store(f"conjugate of the cache for {name}", ("s", "d_h"), "fp32", "aten::resolve_conj")
         node = self.tape.nodes[-1]
-        node.prepares, node.between = ((conjugate, 1),), ((conjugate, -1),)
+        node.backward = node.backward._replace(prepares=((conjugate, 1),), between=((conjugate, -1),))
         return y
 
     def rotated_halves(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -161,4 +161,4 @@ class TorchtitanLayer:
         attention = next(node for node in nodes if node.name == "attention")
         summed = [node for node in nodes if node.name.endswith("summed")] if self.c.sharding.sequence_parallel else []
         results = [tensor.storage for node in (*matmuls[::2], *summed, attention) for tensor in node.outputs]
-        return (*results, *attention.also_allocates)
+        return (*results, *attention.forward.also)

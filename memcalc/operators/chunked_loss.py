@@ -5,7 +5,19 @@ from __future__ import annotations
 from memcalc.operators.lora_linear import LoraLinear
 from memcalc.operators.loss import Loss
 from memcalc.programs.program import HEAD
-from memcalc.programs.tape import IN_PLACE, NEW, SAME, SUMMED, VIEW, CheckpointSegment, Node, Shape, Tensor
+from memcalc.programs.tape import (
+    IN_PLACE,
+    NEW,
+    SAME,
+    SUMMED,
+    VIEW,
+    BackwardMemory,
+    CheckpointSegment,
+    ForwardMemory,
+    Node,
+    Shape,
+    Tensor,
+)
 
 TRL = "TRL 1.16 trl/kernels/chunked_logprob.py"
 _SUMS = ("maximum", "sum", "weighted sum", "sum of squares", "sum of logits", "maximum before", "logit of the label")
@@ -125,7 +137,7 @@ class ChunkedLoss(LoraLinear, Loss):
                 (y,),
                 (x.storage, shared[-1].storage),
                 kinds,
-                summed_later=sums,
+                backward=BackwardMemory(summed_later=sums),
                 module=HEAD,
                 multiplies=True,
             )
@@ -150,16 +162,19 @@ class ChunkedLoss(LoraLinear, Loss):
                     tape.deferred.add(gradient)
                     if name not in firsts:
                         firsts[name] = totals[name] = gradient
-                    elif totals[name] == firsts[name]:
+                        continue
+                    if totals[name] == firsts[name]:
                         tape.storages.append(storage)
                         totals[name] = len(tape.storages) - 1
-                        node.sums += ((totals[name], firsts[name], gradient),)
+                        added: tuple[int, ...] = (totals[name], firsts[name], gradient)
                     else:
-                        node.sums += ((totals[name], gradient),)
+                        added = (totals[name], gradient)
+                    node.deferred = node.deferred._replace(sums=(*node.deferred.sums, added))
         if tied:  # the embedding's gradient is still to come
             tape.tied_gradient = totals.get(f"{HEAD}.weight", tape.tied_gradient)
         else:
-            of_chunks[0][0].completes = tuple(totals.values())
+            last = of_chunks[0][0]
+            last.deferred = last.deferred._replace(completes=tuple(totals.values()))
 
     def fused_cross_entropy(self, x: Tensor, weight: Shape, *, tied: bool) -> None:
         """Liger's fused loss: forward computes both gradients, some rows of logits at a time; backward returns them."""
@@ -199,8 +214,7 @@ class ChunkedLoss(LoraLinear, Loss):
                 (loss,),
                 made,
                 (IN_PLACE,),
-                also_allocates=(*made, *cached),
-                forward_temporaries=tuple(temporaries),
+                forward=ForwardMemory(also=(*made, *cached), temporaries=tuple(temporaries)),
                 parameters=parameters,
             )
         )
@@ -226,8 +240,7 @@ class ChunkedLoss(LoraLinear, Loss):
                 (found,),
                 kept,
                 (NEW,),
-                also_allocates=(labels, sums),
-                allocated_first=(labels,),
+                forward=ForwardMemory(also=(labels, sums), first=(labels,)),
             )
         )
         return found
@@ -258,10 +271,8 @@ class ChunkedLoss(LoraLinear, Loss):
                 (hidden,),
                 (mask,),
                 (NEW,),
-                also_allocates=(mask,),
-                allocated_first=(mask,),
-                forward_temporaries=(found,),
-                backward_temporaries=(found,),
+                forward=ForwardMemory(also=(mask,), first=(mask,), temporaries=(found,)),
+                backward=BackwardMemory(temporaries=(found,)),
             )
         )
         trains, dtype = self.trains("lm_head"), self.compute if self.autocast else x.dtype
@@ -300,13 +311,13 @@ class ChunkedLoss(LoraLinear, Loss):
                 (loss,),
                 (hidden.storage, *made),
                 (NEW,),
-                also_allocates=made,
-                allocated_first=(labels,),
-                forward_temporaries=(*sums, tile, *casts),
-                prepares=tuple((index, 1) for index in temporaries) if cast else (),
-                backward_temporaries=() if cast else temporaries,
+                forward=ForwardMemory(also=made, first=(labels,), temporaries=(*sums, tile, *casts)),
+                backward=BackwardMemory(
+                    prepares=tuple((index, 1) for index in temporaries) if cast else (),
+                    temporaries=() if cast else temporaries,
+                    parameters_first=cast and self.parameters == "fp32",
+                ),
                 parameters=parameters,
-                parameters_first=cast and self.parameters == "fp32",
                 multiplies=True,
                 written=tile,
             )

@@ -42,12 +42,14 @@ def offload_saved_tensors(tape: Tape, first: Tensor | None, *, frees_tables: boo
             continue
         copies = [(tensor, _copy(tape, tensor, node.name)) for tensor in tape.variables_of(node)]
         tape.packed += [copy for _, copy in copies]
-        node.copied_from_host = tuple(copy for tensor, copy in copies if tensor.storage != OF_THE_HOST)
+        fetched = tuple(copy for tensor, copy in copies if tensor.storage != OF_THE_HOST)
+        node.backward = node.backward._replace(copied_from_host=fetched)
         node.saved = ()
         if pinned:
             strided = [tensor for tensor in tape.variables_of(node) if tensor.strided]
-            node.staged_first = tuple(_staged(tape, t, node.name) for t in strided if t.storage not in node.allocated)
-            node.staged_last = tuple(_staged(tape, t, node.name) for t in strided if t.storage in node.allocated)
+            before = tuple(_staged(tape, t, node.name) for t in strided if t.storage not in node.allocated)
+            after = tuple(_staged(tape, t, node.name) for t in strided if t.storage in node.allocated)
+            node.forward = node.forward._replace(staged_first=before, staged_last=after)
     for place, segment in enumerate(tape.segments):
         if segment.start < boundary:
             tape.packed += [_copy(tape, tape.full_tensor(index), "checkpoint") for index in segment.inputs]

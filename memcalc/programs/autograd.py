@@ -207,9 +207,9 @@ class Backward:
                     self.recompute_tensor(index)
                 alive.add(index)
         if not made or not set(made) <= set(segment.saved):
-            for index in node.forward_temporaries:
+            for index in node.forward.temporaries:
                 self.allocate(index)
-            self.release_all(node.forward_temporaries)
+            self.release_all(node.forward.temporaries)
 
     def copy_from_host(self, inputs: Iterable[int]) -> None:
         """Copy a segment's inputs back from the host; the copies replace the originals from here on."""
@@ -242,29 +242,30 @@ class Backward:
                 operator's backward returns. Only then does the engine cast its results or sum them over broadcast axes
                 (torch 2.13 torch/utils/checkpoint.py, unpack_hook; engine.cpp, validate_outputs).
         """
+        memory, deferred = node.backward, node.deferred
         incoming = [self.pending.pop(tensor) for tensor in node.outputs if tensor in self.pending]
         if not incoming and node.outputs:
             self.release_all(self.current(index) for index in node.saved)
             return
-        outgoing = self.results(node, incoming, takes=takes or bool(node.copied_from_host))
-        if not node.python_function:
+        outgoing = self.results(node, incoming, takes=takes or bool(memory.copied_from_host))
+        if not memory.python_function:
             self.release_all(gradient.storage for gradient in incoming)
         # Gradients enter the buffers of earlier operators before leaves are processed. With a bias the input is
         # flattened before the weight is transposed, so the gradient's view is deposited after the weight (ATen
         # native/Linear.cpp).
-        later = [(tensor, gradient) for tensor, gradient in outgoing if node.input_viewed_first and gradient.view]
+        later = [(tensor, gradient) for tensor, gradient in outgoing if memory.input_viewed_first and gradient.view]
         for tensor, gradient in outgoing:
             if (tensor, gradient) not in later:
                 self.deposit(tensor, gradient)
-        for index in node.parameters[:: -1 if node.reversed_accumulation else 1]:
+        for index in node.parameters[:: -1 if memory.reversed_accumulation else 1]:
             if index not in self.tape.deferred:
                 self.parameter_arrived(index)
-        for total, *parts in node.sums:
+        for total, *parts in deferred.sums:
             if not self.references.get(total, 0):
                 self.allocate(total)
             self.release_all(parts)
-        self.release_all(node.drops)
-        for index in node.completes:
+        self.release_all(deferred.drops)
+        for index in deferred.completes:
             self.parameter_arrived(index)
         for tensor, gradient in later:
             self.deposit(tensor, gradient)
@@ -273,21 +274,22 @@ class Backward:
         self, node: Node, incoming: list[PendingGradient], *, takes: bool
     ) -> list[tuple[Tensor, PendingGradient]]:
         """Allocate an operator's input and parameter gradients; return the former in their dtypes and shapes."""
-        for index in (*node.copied_from_host, *(node.parameters if node.parameters_first else ())):
+        memory = node.backward
+        for index in (*memory.copied_from_host, *(node.parameters if memory.parameters_first else ())):
             self.allocate(index)
-        self.allocate_and_free(node.prepares)
+        self.allocate_and_free(memory.prepares)
         outgoing = self.outgoing(node, incoming)
-        self.allocate_and_free(node.between)
-        early = () if node.parameters_first else (index for index in node.parameters if index not in node.summed)
-        for index in (*early, *node.backward_temporaries):
+        self.allocate_and_free(memory.between)
+        early = () if memory.parameters_first else (index for index in node.parameters if index not in memory.summed)
+        for index in (*early, *memory.temporaries):
             self.allocate(index)
-        self.release_all(node.backward_temporaries)
-        if node.python_function:
+        self.release_all(memory.temporaries)
+        if memory.python_function:
             self.release_all(gradient.storage for gradient in incoming)
         if takes:
             self.release_saved(node)
         outgoing = [(t, self.sum_of(t) if gradient is UNSUMMED else gradient) for t, gradient in outgoing]
-        self.allocate_and_free(node.summed_later)
+        self.allocate_and_free(memory.summed_later)
         self.release_all(_left(node))
         outgoing = self.as_wanted(node, outgoing)
         if not takes:
@@ -299,8 +301,8 @@ class Backward:
     def outgoing(self, node: Node, incoming: list[PendingGradient]) -> list[tuple[Tensor, PendingGradient]]:
         """Allocate the gradients of an operator's inputs, in order; return them with their tensors."""
         found: list[tuple[Tensor, PendingGradient]] = []
-        overwritten, prepared = iter(node.saved), iter(node.prepared)
-        early = node.frees_early
+        overwritten, prepared = iter(node.saved), iter(node.backward.prepared)
+        early = node.backward.frees_early
         for tensor, kind in zip(node.inputs, node.gradients, strict=True):
             written_over = next(overwritten) if kind == IN_PLACE else None
             if kind is None or not tensor.grad:
@@ -360,7 +362,7 @@ class Backward:
 
     def release_saved(self, node: Node) -> None:
         """Release the tensors that an operator has saved, and record when the shared tables were last read."""
-        self.release_all((*(self.current(index) for index in node.saved), *node.copied_from_host))
+        self.release_all((*(self.current(index) for index in node.saved), *node.backward.copied_from_host))
         self.reads |= dict.fromkeys(node.tables, len(self.events))
 
     def allocate_and_free(self, steps: Iterable[tuple[int, int]]) -> None:
@@ -442,10 +444,12 @@ class Backward:
 
 def _left(node: Node) -> Iterable[int]:
     """Return the temporaries that an operator has allocated and neither freed nor passed on as gradients."""
-    steps = (*node.prepares, *((index, -1) for index in node.frees_early), *node.between, *node.summed_later)
+    memory = node.backward
+    early = ((index, -1) for index in memory.frees_early)
+    steps = (*memory.prepares, *early, *memory.between, *memory.summed_later)
     if not steps:
         return ()
     made = Counter(index for index, sign in steps for _ in range(max(sign, 0)))
     made.subtract(index for index, sign in steps if sign < 0)
-    made.subtract((*node.summed, *node.prepared))
+    made.subtract((*memory.summed, *memory.prepared))
     return made.elements()

@@ -135,12 +135,12 @@ def _forward(tape: Tape, positions: range, live: set[int], kept: set[int]) -> li
         node, operator = tape.nodes[position], tape.operator(position)
         made = node.allocated_alone if tape.reentrant and position in inside else node.allocated
         new = [index for index in made if index not in live]
-        events += [StorageEvent(index, sign, operator) for index in node.staged_first for sign in (1, -1)]
-        events += [StorageEvent(index, 1, operator) for index in (*new, *node.forward_temporaries)]
+        events += [StorageEvent(index, sign, operator) for index in node.forward.staged_first for sign in (1, -1)]
+        events += [StorageEvent(index, 1, operator) for index in (*new, *node.forward.temporaries)]
         live.update(new)
         gone = [index for index in sorted(live) if index not in kept and last_use.get(index, position) <= position]
-        events += [StorageEvent(index, -1, operator) for index in node.forward_temporaries]
-        events += [StorageEvent(index, sign, operator) for index in node.staged_last for sign in (1, -1)]
+        events += [StorageEvent(index, -1, operator) for index in node.forward.temporaries]
+        events += [StorageEvent(index, sign, operator) for index in node.forward.staged_last for sign in (1, -1)]
         events += [StorageEvent(index, -1, operator) for index in gone]
         live.difference_update(gone)
     return events

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memcalc.architectures.huggingface.modules.mlp import Mlps
-from memcalc.programs.tape import NEW, Node, Tensor
+from memcalc.programs.tape import NEW, BackwardMemory, Node, Tensor
 
 
 class Bloom(Mlps):
@@ -89,7 +89,14 @@ class Bloom(Mlps):
         y = self.tape.new("mlp.gelu", x.shape, x.dtype, self.citation)
         saved, prepares, last = (x.storage,), *self.gelu_backward(x)
         gradients = (NEW, None, None)
-        node = Node("mlp.gelu", (x, half, factor), (y,), saved, gradients, prepares=prepares, between=last)
+        node = Node(
+            "mlp.gelu",
+            (x, half, factor),
+            (y,),
+            saved,
+            gradients,
+            backward=BackwardMemory(prepares=prepares, between=last),
+        )
         self.tape.record(node)
         return y
 

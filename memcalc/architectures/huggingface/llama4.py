@@ -83,7 +83,8 @@ class Llama4(Llama):
         y = self.ops.mul_table(x, f"{name} * turns", "fp32", *self.tables)
         size = self.table_size(windows=None)
         conjugate = self.tape.store(f"{name} * turns: conjugate", ("s", size), "fp32", "aten::resolve_conj")
-        self.tape.nodes[-1].prepares = ((conjugate, 1),)
+        node = self.tape.nodes[-1]
+        node.backward = node.backward._replace(prepares=((conjugate, 1),))
         return self.ops.restrided_view(y, name) if self.comes_by_head(name) else y
 
     def by_head(self, x: Tensor, name: str) -> Tensor:
