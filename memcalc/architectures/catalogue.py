@@ -63,8 +63,8 @@ def compiled_part(
     if tape.entry is not None and not tape.boundary and structure.cache is None:  # a layer
         tape.still_referenced(tape.entry)
     first = output if part == "embedding" and structure.cache is None else None
-    if first is not None and not tape.names:  # transformers' families set whether a variable references it
-        tape.names.add(first.storage)  # input of the first layer, referenced until all layers have returned
+    if first is not None and not tape.live.names:  # transformers' families set whether a variable references it
+        tape.live.names.add(first.storage)  # input of the first layer, referenced until all layers have returned
     if structure.saving.on_host != "none":
         pinned = structure.saving.on_host == "pinned"
         offload_saved_tensors(tape, first, frees_tables=structure.saving.frees_tables, pinned=pinned)
@@ -146,7 +146,7 @@ def _tables(structure: BlockStructure) -> Program:
     elif structure.implementation in ("plain", "huggingface"):
         shared_tables(tape, structure)
     made = compiled(tape, None, keeps_gradients=False, main_gradient_dtype=None, trains=False).forward
-    held, read_by = tuple(sorted(tape.held)), tuple(sorted(tape.read_by.items()))
+    held, read_by = tuple(sorted(tape.live.held)), tuple(sorted(tape.live.read_by.items()))
     frees = tuple(StorageEvent(index, -1, END) for index in held)
-    storages, names = tuple(tape.storages), tuple(sorted(tape.names))
+    storages, names = tuple(tape.storages), tuple(sorted(tape.live.names))
     return Program(storages, made, (), frees, names=names, read_by=read_by, held=held)

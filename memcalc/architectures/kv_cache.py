@@ -24,7 +24,7 @@ def write_mask(tape: Tape, c: BlockStructure) -> None:
     """Write the mask that a kernel needs, created once per forward and shared by all layers and sequences."""
     if c.cache is not None and c.cache.masked:
         mask = tape.store("mask", ("s", c.keys), "bool", "transformers 5.23 masking_utils.py: sdpa_mask")
-        tape.held.add(mask)
+        tape.live.held.add(mask)
 
 
 def cached(ops: Operators, cache: LayerKVCache, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -52,12 +52,12 @@ def _kept(ops: Operators, cache: LayerKVCache, name: str, x: Tensor) -> tuple[Te
         return Tensor(tape.store(label, shape, x.dtype, CACHE, component=component), shape, x.dtype, grad=False)
 
     made = store(KEPT)
-    tape.held.add(made.storage)
+    tape.live.held.add(made.storage)
     if cache.cache_type == "static":
         if cache.first:
             tape.record(Node(f"{name} of the cache", (x,), (made,), (), (None,)))
             return (made,)
-        tape.given.add(made.storage)
+        tape.live.given.add(made.storage)
         rolled = (store(KEPT, f"{name} moved by a token", Component.TEMPORARIES),) if cache.slides else ()
         held = tuple(each.storage for each in rolled)
         seen = Tensor(made.storage, made.shape, x.dtype, grad=False)
@@ -68,7 +68,7 @@ def _kept(ops: Operators, cache: LayerKVCache, name: str, x: Tensor) -> tuple[Te
     before: tuple[Tensor, ...] = ()
     if not cache.first:
         before = (store(SO_FAR, f"{name} so far"),)
-        tape.given.add(before[0].storage)
+        tape.live.given.add(before[0].storage)
     tape.record(Node(f"{name} of the cache", (*before, x), (made,), (), (None,) * (1 + len(before))))
     return made, *before
 

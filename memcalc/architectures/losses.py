@@ -121,6 +121,6 @@ def _loss_of(ops: Operators, c: BlockStructure, logits: Tensor, *, fp32_logits: 
 def _name(ops: Operators, c: BlockStructure, output: Tensor) -> None:
     """Keep the model's output live as the loop references it: through backward, or until the loss exists."""
     if c.head.drops_logits:
-        ops.tape.region.add(output.storage)
+        ops.tape.live.region.add(output.storage)
     else:
         ops.tape.hold(output)

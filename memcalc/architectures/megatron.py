@@ -148,7 +148,7 @@ class LocalLayer(MegatronLayer):
     def layer(self) -> tuple[Tape, Tensor]:
         """Return the tape of a layer, and its output. Checkpoints are of core/tensor_parallel/random.py."""
         c, ops = self.c, self.ops
-        self.tape.stops_early, self.tape.reentrant = False, True
+        self.tape.checkpoints.stops_early, self.tape.checkpoints.reentrant = False, True
         x = self.tape.input("layer input", ("b", self.stream, "d"), c.dtypes.compute, SOURCE)
         normed = norm(ops, c, x, "input_norm")
         x = self.added(self.attention(normed), x, "attention", "attention.o_proj", bias=c.projections.output_bias)

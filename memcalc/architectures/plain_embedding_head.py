@@ -55,7 +55,7 @@ def shared_tables(tape: Tape, c: BlockStructure) -> None:
         bias = ops.table("ALiBi's bias in fp32", ("h", "s"), "fp32", component=Component.TEMPORARIES)
         if c.dtypes.compute != "fp32":
             bias = ops.table("ALiBi's bias", ("h", "s"), c.dtypes.compute, component=Component.TEMPORARIES, of=(bias,))
-        (tape.held if c.saving.checkpoints_layers else tape.names).add(bias.storage)
+        (tape.live.held if c.saving.checkpoints_layers else tape.live.names).add(bias.storage)
     if c.position.kind == "rope" and not c.projections.mla:
         counted = ops.table("positions", ("s",), "fp32")
         halves = ops.table("angles of pairs", ("s", "d_h/2"), "fp32", of=(counted,))

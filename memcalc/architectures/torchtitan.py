@@ -63,7 +63,7 @@ class TorchtitanLayer:
     def write(self) -> tuple[Tape, Tensor]:
         """Return the tape of the layer, and its output."""
         c, tape, ops = self.c, self.tape, self.ops
-        tape.stops_early = False  # torchtitan/config/job_config.py, ActivationCheckpoint: early_stop
+        tape.checkpoints.stops_early = False  # torchtitan/config/job_config.py, ActivationCheckpoint: early_stop
         x = tape.input("layer input", ("b", self.split.stream, "d"), c.dtypes.compute, SOURCE)
         if c.projections.qk_norm:
             tape.arguments.append(ops.table("RoPE cache, cast", ("s", "2·d_h"), c.dtypes.compute, CAST_INPUTS))

@@ -120,7 +120,7 @@ class Base:
         name = f"{module}.{tensor} in {self.compute} (autocast cache)"
         storage = self.tape.store(name, shape, self.compute, citation, component=Component.TEMPORARIES)
         cast = Tensor(storage, shape, self.compute)
-        self.tape.region.add(storage)
+        self.tape.live.region.add(storage)
         self.tape.record(Node(f"{module}.{tensor} cast", (), (cast,), (), (), parameters=(gradient,)))
         return cast
 
@@ -133,7 +133,7 @@ class Base:
             if not x.leaf or y is x or not self.caches_casts:
                 return y
             self.cached[x] = y
-            self.tape.region.add(y.storage)
+            self.tape.live.region.add(y.storage)
         return self.cached[x]
 
     def sorted_indices(self, module: str, tokens: Shape, rows: str) -> int:

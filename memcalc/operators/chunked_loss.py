@@ -44,7 +44,7 @@ class ChunkedLoss(LoraLinear, Loss):
                 logits = self.linear(part, "lm_head", weight, out, bias=bias, tied=tied)
             losses.append(self.cross_entropy(self.cast(logits, "fp32", "logits in fp32"), of=" of a chunk"))
             of_chunks.append(tape.nodes[start:])
-            tape.segments.append(CheckpointSegment(start, len(tape.nodes), (part.storage,)))
+            tape.checkpoints.segments.append(CheckpointSegment(start, len(tape.nodes), (part.storage,)))
         self._add_up(of_chunks, tied=tied)
         self._sum_of(losses)
 
@@ -108,8 +108,8 @@ class ChunkedLoss(LoraLinear, Loss):
             gradient = self.parameter_gradient("lm_head", "weight", weight, self.parameters)
             shared.append(self.cast_weight("lm_head", "weight", weight, gradient))
             if tied:
-                self.tape.deferred.add(gradient)
-                self.tape.tied_gradient = gradient
+                self.tape.gradients.deferred.add(gradient)
+                self.tape.gradients.tied = gradient
         return shared
 
     def _with_casts(self, x: Tensor, shared: list[Tensor], out: Shape) -> Tensor:
@@ -159,7 +159,7 @@ class ChunkedLoss(LoraLinear, Loss):
                 for gradient in reversed(node.parameters):
                     storage = tape.storages[gradient]
                     name = storage.parameter
-                    tape.deferred.add(gradient)
+                    tape.gradients.deferred.add(gradient)
                     if name not in firsts:
                         firsts[name] = totals[name] = gradient
                         continue
@@ -171,7 +171,7 @@ class ChunkedLoss(LoraLinear, Loss):
                         added = (totals[name], gradient)
                     node.deferred = node.deferred._replace(sums=(*node.deferred.sums, added))
         if tied:  # the embedding's gradient is still to come
-            tape.tied_gradient = totals.get(f"{HEAD}.weight", tape.tied_gradient)
+            tape.gradients.tied = totals.get(f"{HEAD}.weight", tape.gradients.tied)
         else:
             last = of_chunks[0][0]
             last.deferred = last.deferred._replace(completes=tuple(totals.values()))
@@ -197,14 +197,14 @@ class ChunkedLoss(LoraLinear, Loss):
             temporaries += casts if trains and not caches else casts[:1]  # of a frozen weight the transpose alone
             if caches:
                 cached = (casts[1],)
-                tape.region.add(casts[1])
+                tape.live.region.add(casts[1])
         of_x = tape.store(f"gradient of {tape.storages[x.storage].name}", x.shape, x.dtype, LIGER)
         parameters: tuple[int, ...] = ()
         if trains:
             parameters = (self.parameter_gradient("lm_head", "weight", weight, self.parameters),)
             if tied:
-                tape.deferred.update(parameters)
-                (tape.tied_gradient,) = parameters
+                tape.gradients.deferred.update(parameters)
+                (tape.gradients.tied,) = parameters
         loss = tape.new("loss", (), "fp32", LIGER)
         made = (of_x, *parameters)
         tape.record(
@@ -298,8 +298,8 @@ class ChunkedLoss(LoraLinear, Loss):
                 wide.append(tape.store("gradient of lm_head.weight in fp32", weight, "fp32", TRL))
             parameters = (self.parameter_gradient("lm_head", "weight", weight, self.parameters),)
             if tied:
-                tape.deferred.update(parameters)
-                (tape.tied_gradient,) = parameters
+                tape.gradients.deferred.update(parameters)
+                (tape.gradients.tied,) = parameters
         loss = tape.new("loss", (), "fp32", TRL)
         made = (labels, *kept)
         # Gradients in fp32 are allocated before the tile, the others after it, when the sums are cast.

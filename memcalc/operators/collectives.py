@@ -130,7 +130,7 @@ class Collectives(Base):
             tape.record(node)
             return y
         whole = tape.store(f"{module} gradient of the whole embedding", ("V", width), self.parameters, source)
-        tape.deferred.add(whole)
+        tape.gradients.deferred.add(whole)
         gradient = self.parameter_gradient(module, "weight", ("V/t", width), self.parameters)
         sums: tuple[tuple[int, ...], ...] = ((gradient, whole),)
         drops: tuple[int, ...] = ()
@@ -141,8 +141,8 @@ class Collectives(Base):
                 for name in ("gradient before the sum", TIED_SUM)
             )
             sums, drops = ((rows,), (total, rows)), (total, whole)
-            tape.tied_sum = total
-            tape.arrives_summed = gradient
+            tape.gradients.tied_sum = total
+            tape.gradients.arrives_summed = gradient
         node = Node(
             module,
             (),

@@ -89,8 +89,8 @@ class Linear(Base):
                 continue
             gradient = self.parameter_gradient(module, tensor, shapes[tensor], self.parameters)
             if tied and tensor == "weight":
-                tape.deferred.add(gradient)
-                tape.tied_gradient = gradient
+                tape.gradients.deferred.add(gradient)
+                tape.gradients.tied = gradient
             if self.parameters == dtype:
                 parameters.insert(len(parameters) if tensor == "bias" else 0, gradient)
             else:
@@ -287,13 +287,13 @@ class Linear(Base):
             # in place; the same holds for the sum over several chunks and for the gradient of a fused loss.
             citation = "torch 2.13 autograd/input_buffer.cpp: a shared leaf's gradients are summed out of place"
             part = tape.store(f"{module} gradient before the sum", table, self.parameters, citation)
-            tape.deferred.add(part)
+            tape.gradients.deferred.add(part)
             parameters, sums = (part,), ((part, part),)  # freed once it is added
             if view and not (self.autocast and self.parameters != self.compute):
                 total = tape.store(f"{module} {TIED_SUM}", table, self.parameters, citation)
                 sums = ((total, part, total),)
-                tape.tied_sum = total  # replaces the LM head's gradient from here on
-            tape.arrives_summed = gradient
+                tape.gradients.tied_sum = total  # replaces the LM head's gradient from here on
+            tape.gradients.arrives_summed = gradient
         copies: tuple[tuple[int, int], ...] = ()
         if copies_gradient:
             copies = ((tape.store(f"gradient of {module} output in order", y.shape, y.dtype, DERIVATIVES), 1),)

@@ -236,6 +236,6 @@ class TransformerEngine(Base):
         if not self.fuses_weight_gradients:
             made = (self.parameter_gradient(module, "weight", weight, self.parameters),)
             if tied:
-                self.tape.deferred.add(made[0])
-                self.tape.tied_gradient = made[0]
+                self.tape.gradients.deferred.add(made[0])
+                self.tape.gradients.tied = made[0]
         return (*made, self.parameter_gradient(module, "bias", weight[:1], self.parameters)) if bias else made

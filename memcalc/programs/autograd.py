@@ -88,15 +88,15 @@ class Backward:
         self.checkpoint_end = -1  # number of events until the first checkpoint is freed
         # tensors shared by all layers -> event at which the first reader has run backward
         self.reads: dict[str, int] = {}
-        self.inside = {p: segment for segment in tape.segments for p in range(segment.start, segment.stop)}
+        self.inside = tape.checkpoints.inside
         for index in kept:
             self.references[index] = 0
         for position, node in enumerate(tape.nodes):
             if position not in self.inside:
                 self.reference_all(node.saved)
-        for segment in tape.segments:
+        for segment in tape.checkpoints.segments:
             self.reference_all((*segment.on_device, *segment.saved))
-        self.reference_all(tape.held)
+        self.reference_all(tape.live.held)
 
     def reference_all(self, storages: Iterable[int]) -> None:
         """Add one reference to each of some storages."""
@@ -113,31 +113,31 @@ class Backward:
                 [self.pending[last].storage]
             )  # the caller of backward() references the loss gradient until it returns
         if self.tape.entry is None:
-            self.release_all(self.tape.held)  # the first block: no later one reads the shared tables
+            self.release_all(self.tape.live.held)  # the first block: no later one reads the shared tables
         recomputed: set[CheckpointSegment] = set()
         nodes = self.tape.nodes
         first_saver = {
             segment: segment.start
-            if self.tape.reentrant
+            if self.tape.checkpoints.reentrant
             else next((p for p in range(segment.start, segment.stop) if nodes[p].unpacks), segment.start)
-            for segment in self.tape.segments
+            for segment in self.tape.checkpoints.segments
         }
         for position in range(len(self.tape.nodes) - 1, -1, -1):
             segment = self.inside.get(position)
             node = self.tape.nodes[position]
-            runs = self.tape.reentrant and any(tensor in self.pending for tensor in node.outputs)
+            runs = self.tape.checkpoints.reentrant and any(tensor in self.pending for tensor in node.outputs)
             if segment is not None and segment not in recomputed and (runs or self.unpacks(node)):
                 self.recompute(segment)
                 recomputed.add(segment)
             self.ends_checkpoint = segment if segment is not None and position == first_saver[segment] else None
             self.operator = self.tape.operator(position)
-            self.step(node, takes=self.recomputes or (segment is not None and not self.tape.reentrant))
+            self.step(node, takes=self.recomputes or (segment is not None and not self.tape.checkpoints.reentrant))
             if self.ends_checkpoint is not None:  # no gradient has reached it, or its separate backward returns now
                 self.end_checkpoint()
-        if self.tape.arrives_summed is not None:
+        if self.tape.gradients.arrives_summed is not None:
             # The gradient of the tied LM head, which its block counts, is now complete.
-            self.references[self.tape.arrives_summed] = 1
-            self.parameter_arrived(self.tape.arrives_summed)
+            self.references[self.tape.gradients.arrives_summed] = 1
+            self.parameter_arrived(self.tape.gradients.arrives_summed)
         if self.tape.entry is not None and self.tape.entry in self.pending:
             self.operator = END
             self.release(self.pending[self.tape.entry].storage)  # the block before counts it as its incoming gradient
@@ -163,10 +163,10 @@ class Backward:
         """
         nodes = self.tape.nodes[segment.start : segment.stop]
         # live until the segment's autocast region ends
-        results = nodes[-1].outputs if self.tape.reentrant else ()
-        lasting = {index for node in nodes for index in node.saved} | self.tape.region
+        results = nodes[-1].outputs if self.tape.checkpoints.reentrant else ()
+        lasting = {index for node in nodes for index in node.saved} | self.tape.live.region
         lasting |= {tensor.storage for tensor in results}
-        early = self.tape.stops_early
+        early = self.tape.checkpoints.stops_early
         last = max((p for p, node in enumerate(nodes) if node.unpacks), default=-1) if early else len(nodes) - 1
         uses: dict[int, int] = {}
         for position, node in enumerate(nodes):
@@ -258,7 +258,7 @@ class Backward:
             if (tensor, gradient) not in later:
                 self.deposit(tensor, gradient)
         for index in node.parameters[:: -1 if memory.reversed_accumulation else 1]:
-            if index not in self.tape.deferred:
+            if index not in self.tape.gradients.deferred:
                 self.parameter_arrived(index)
         for total, *parts in deferred.sums:
             if not self.references.get(total, 0):
@@ -294,7 +294,7 @@ class Backward:
         outgoing = self.as_wanted(node, outgoing)
         if not takes:
             self.release_saved(node)
-        if self.ends_checkpoint is not None and not self.tape.reentrant:
+        if self.ends_checkpoint is not None and not self.tape.checkpoints.reentrant:
             self.end_checkpoint()
         return outgoing
 

@@ -195,6 +195,65 @@ class CheckpointSegment(NamedTuple):
 
 
 @dataclass(slots=True)
+class LiveTensors:
+    """Storages that stay live although no operator of the block's forward reads them any more.
+
+    Args:
+        held: until the whole backward has finished.
+        read_by: those of `held` that are freed after these layers (see stages.READERS).
+        given: since before forward, besides the input: the KV cache so far.
+        region: until the autocast region ends, with the loss.
+        names: until the model's forward returns: its Python variables.
+        handed: until the next layer returns, which then references them.
+    """
+
+    held: set[int] = field(default_factory=set)
+    read_by: dict[int, str] = field(default_factory=dict)
+    given: set[int] = field(default_factory=set)
+    region: set[int] = field(default_factory=set)
+    names: set[int] = field(default_factory=set)
+    handed: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class ParameterGradients:
+    """Parameter gradients that are sums over several operators, or over two blocks with one weight (tied).
+
+    Args:
+        deferred: those that wait for further parts.
+        arrives_summed: the gradient that this block completes (tied).
+        tied: of the LM head: the gradient of a weight tied to the embedding.
+        tied_sum: of the embedding: the sum of both gradients, where it is a separate tensor.
+    """
+
+    deferred: set[int] = field(default_factory=set)
+    arrives_summed: int | None = None
+    tied: int = -1
+    tied_sum: int = -1
+
+
+@dataclass(slots=True)
+class Checkpoints:
+    """Checkpoints of a block, and how they recompute.
+
+    Args:
+        segments: the checkpointed operators.
+        stops_early: whether a recomputation ends with the last tensor that backward needs.
+        reentrant: whether a recomputation runs a separate backward, with its result and the given gradient live until
+            it returns.
+    """
+
+    segments: list[CheckpointSegment] = field(default_factory=list)
+    stops_early: bool = True
+    reentrant: bool = False
+
+    @property
+    def inside(self) -> dict[int, CheckpointSegment]:
+        """The segment of each checkpointed operator, by its position on the tape."""
+        return {position: segment for segment in self.segments for position in range(segment.start, segment.stop)}
+
+
+@dataclass(slots=True)
 class Tape:
     """Recorder of operators. Block authors call the methods of `Operators`, which calls `record`.
 
@@ -205,27 +264,14 @@ class Tape:
     saved_component: Component = Component.ACTIVATIONS
     storages: list[Storage] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
-    held: set[int] = field(default_factory=set)  # live until the whole backward has finished
-    # those of `held` that are freed after these layers (see stages.READERS)
-    read_by: dict[int, str] = field(default_factory=dict)
-    given: set[int] = field(default_factory=set)  # live when forward begins, besides the input: the KV cache so far
-    region: set[int] = field(default_factory=set)  # live until the autocast region ends, with the loss
-    names: set[int] = field(default_factory=set)  # live until the model's forward returns: its Python variables
-    handed: set[int] = field(default_factory=set)  # live until the next layer returns, which then references them
-    deferred: set[int] = field(default_factory=set)  # parameter gradients that wait for another block's (tied)
-    arrives_summed: int | None = None  # the parameter gradient that this block completes (tied)
-    segments: list[CheckpointSegment] = field(default_factory=list)
-    stops_early: bool = True  # whether a recomputation ends with the last tensor that backward needs
-    # whether a recomputation runs a separate backward, with its result and the given gradient live until it returns
-    reentrant: bool = False
+    live: LiveTensors = field(default_factory=LiveTensors)
+    gradients: ParameterGradients = field(default_factory=ParameterGradients)
+    checkpoints: Checkpoints = field(default_factory=Checkpoints)
     arguments: list[Tensor] = field(default_factory=list)  # made for the block by its caller, by the first operators
-    offloads: bool = False  # saved tensors are in host memory
-    packed: list[int] = field(default_factory=list)  # tensors in host memory, by the storages they are copied back to
+    packed: list[int] | None = None  # saved tensors in host memory, by the storages they are copied back to
     leaves: dict[int, Node] = field(default_factory=dict)  # results set to require a gradient -> the operator
     boundary: int = 0  # number of nodes in forward; the rest is the loss
     head: int | None = None  # number of nodes before the LM head
-    tied_gradient: int = -1  # gradient of an LM head weight tied to the embedding
-    tied_sum: int = -1  # embedding: the sum of both gradients, where it is a separate tensor
     entry: Tensor | None = None
 
     def store(
@@ -275,7 +321,7 @@ class Tape:
 
     def forget_gradients(self) -> None:
         """Drop autograd from the tape: nothing is saved or recomputed."""
-        self.segments.clear()
+        self.checkpoints.segments.clear()
         self.leaves.clear()
         for node in self.nodes:
             node.saved, node.keeps_weight, node.variables, node.tables = (), False, None, ()
@@ -316,21 +362,21 @@ class Tape:
 
     def hold(self, tensor: Tensor) -> None:
         """Keep a tensor live until the step frees it after backward."""
-        self.held.add(tensor.storage)
+        self.live.held.add(tensor.storage)
 
     def recompute(self, output: Tensor, inputs: tuple[Tensor, ...]) -> None:
         """Checkpoint the operators from `inputs` to `output`, which must be the last one recorded."""
         storages = tuple(dict.fromkeys(tensor.storage for tensor in inputs))
         made = [p for p, node in enumerate(self.nodes) if any(t in inputs for t in node.outputs)]
         assert output in self.nodes[-1].outputs
-        self.segments.append(CheckpointSegment(max(made) + 1, len(self.nodes), storages))
+        self.checkpoints.segments.append(CheckpointSegment(max(made) + 1, len(self.nodes), storages))
 
     def recompute_all(self, kept: tuple[int, ...] = ()) -> None:
         """Checkpoint the whole block: keep its input, its arguments and, of its results, only these storages."""
         assert self.entry is not None
         inputs = tuple(tensor.storage for tensor in (self.entry, *self.arguments))
         saved = tuple(dict.fromkeys(kept))
-        self.segments = [CheckpointSegment(len(self.arguments), len(self.nodes), inputs, saved)]
+        self.checkpoints.segments = [CheckpointSegment(len(self.arguments), len(self.nodes), inputs, saved)]
 
     def allocated_by(self, names: tuple[str, ...]) -> tuple[int, ...]:
         """Return the storages that operators of these names allocate: results and other persistent buffers."""

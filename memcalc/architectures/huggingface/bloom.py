@@ -17,14 +17,14 @@ class Bloom(Mlps):
     def embedding(self) -> Tensor:
         """Write the embedding with its norm, then ALiBi's biases and the mask."""
         x = self.token_embedding()
-        self.tape.names.add(x.storage)  # variable inputs_embeds
+        self.tape.live.names.add(x.storage)  # variable inputs_embeds
         x = self.norm(x, "embed_norm", "d")
         self.shared_tables()
         return x
 
     def shared_tables(self) -> None:
         """Write ALiBi's slopes, the resulting biases, which are arguments of the layers, and the mask."""
-        self.tape.names.add(self.shared_table("slopes", ("h",), "fp32").storage)
+        self.tape.live.names.add(self.shared_table("slopes", ("h",), "fp32").storage)
         self.name_table(self.alibi())
         super().shared_tables()
 

@@ -125,7 +125,7 @@ def write(c: BlockStructure, part: str) -> tuple[Tape, Tensor | None]:
     # The model's loop over layers references a layer's input until it returns, and the layer what attention returns.
     tape.still_referenced(tape.entry, *family.weights)
     if family.names_returned:
-        tape.handed.update(weights.storage for weights in family.weights)
+        tape.live.handed.update(weights.storage for weights in family.weights)
     return tape, output
 
 

@@ -56,7 +56,7 @@ class Falcon(Rotary, Mlps):
         super().shared_tables()
         c = self.c
         if self.alibi:
-            self.tape.names.add(self.shared_table("tokens that count", ("b", "s"), "int64").storage)
+            self.tape.live.names.add(self.shared_table("tokens that count", ("b", "s"), "int64").storage)
             self.name_table(self.shared_table("alibi", ("b", "h", "s"), c.dtypes.embedded))
         if c.attention.kernel == "eager":
             return
@@ -111,10 +111,10 @@ class Falcon(Rotary, Mlps):
 
         Autocast caches only casts of leaves; a transposed weight is no leaf. The bias is not cast.
         """
-        region = set(self.tape.region)
+        region = set(self.tape.live.region)
         y = self.ops.linear(x, module, weight, out, bias=bias, apart=True)
         if self.c.linears.adapters is None:  # adapters' weights are leaves
-            self.tape.region = region
+            self.tape.live.region = region
         return y
 
     def attention(self, x: Tensor) -> Tensor:

@@ -72,10 +72,10 @@ class Family:
                 self.shared_tables()
             positions = self.positions(ids)
             # variables inputs_embeds and position_embeds
-            self.tape.names.update((x.storage, positions.storage))
+            self.tape.live.names.update((x.storage, positions.storage))
             x = ops.broadcast_add(x, positions, "embedding sum")
         elif not self.renames_embeddings:
-            self.tape.names.add(x.storage)  # variable inputs_embeds
+            self.tape.live.names.add(x.storage)  # variable inputs_embeds
         if self.drops_between_tables:
             self.masks()
         elif c.position.kind != "learned" or not self.mask_first:
@@ -84,7 +84,7 @@ class Family:
         if self.drops_between_tables:
             self.write_rotary_tables()
         if self.renames_embeddings:
-            self.tape.names.add(x.storage)
+            self.tape.live.names.add(x.storage)
         return x
 
     def position_ids(self) -> Tensor:
@@ -115,14 +115,14 @@ class Family:
         }[readers]
         self.name_argument(storage, stays=stays)
         if stays:
-            self.tape.read_by[storage] = readers
+            self.tape.live.read_by[storage] = readers
 
     def name_argument(self, storage: int, *, stays: bool) -> None:
         """Keep an argument of layers live: until the model returns or, if it `stays`, until the layers' backward.
 
         Source: torch/utils/checkpoint.py: the recomputed function references its arguments.
         """
-        (self.tape.held if stays else self.tape.names).add(storage)
+        (self.tape.live.held if stays else self.tape.live.names).add(storage)
 
     def first_hidden(self, x: Tensor) -> Tensor:
         """Return the first layer's input."""
@@ -286,7 +286,7 @@ class Family:
 
         torch/utils/checkpoint.py: a recomputed function references its arguments.
         """
-        (self.tape.held if self.c.saving.checkpoints_layers else self.tape.names).add(table.storage)
+        (self.tape.live.held if self.c.saving.checkpoints_layers else self.tape.live.names).add(table.storage)
 
     @property
     def rotated_size(self) -> str:
@@ -429,7 +429,7 @@ class Family:
             k = ops.copy(k, "k in the cache")
             v = ops.copy(v, "v in the cache") if v.dtype == k.dtype else ops.cast(v, k.dtype, "v in the cache")
         if c.saving.training_cache != "none":
-            self.tape.region.update((k.storage, v.storage))
+            self.tape.live.region.update((k.storage, v.storage))
         return k, v
 
     def repeated(self, x: Tensor, name: str, heads: Shape, *, views: bool = True) -> Tensor:

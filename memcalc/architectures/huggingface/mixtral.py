@@ -61,7 +61,7 @@ class Qwen2Moe(Qwen3Moe):
             name = "mask of a window"
             eager = c.attention.kernel == "eager"
             mask = self.eager_mask(SharedTable(name), name, windowed=True) if eager else self.window_truth(name)
-            self.tape.names.add(mask.storage)
+            self.tape.live.names.add(mask.storage)
 
     def routed(self, x: Tensor) -> Tensor:
         """Qwen2MoeSparseMoeBlock, with tokens as a matrix; it references its router's outputs until it returns."""

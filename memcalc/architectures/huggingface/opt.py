@@ -18,7 +18,7 @@ class Opt(Mlps):
         """Position ids: the cumulative sum of a mask of ones, minus one."""
         ops, tokens = self.ops, ("b", "s")
         ones = ops.table("ones in place of a mask", tokens, "fp32", self.citation, Component.TEMPORARIES)
-        self.tape.names.add(ones.storage)
+        self.tape.live.names.add(ones.storage)
         counted = ops.table("sums of ones", tokens, "fp32", of=(ones,))
         seen = ops.table("sums where a token is", tokens, "fp32", of=(counted, ones))
         before = ops.table("tokens before", tokens, "fp32", of=(seen,))
