@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memcalc.architectures.huggingface.codegen import ROTATED, CodeGen
+from memcalc.architectures.huggingface.gpt_like.codegen import ROTATED, CodeGen
 from memcalc.architectures.huggingface.modules.fp32_attention import Fp32Attention
 from memcalc.programs.tape import Tensor
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memcalc.architectures.huggingface.gpt2 import Gpt2
+from memcalc.architectures.huggingface.gpt_like.gpt2 import Gpt2
 from memcalc.programs.tape import Tensor
 
 
