@@ -90,7 +90,7 @@ def _engine(
             return ZeRO12(requests, ordered, options, rank)
         return ZeRO12Offload(requests, ordered, options, rank, reduces_overflow=reduces, clones_large=clones)
     stops_inside = not block_structure(spec).residual.dropout
-    order = Order(_modules(ordered, units, spec), stops_inside=stops_inside, detached=options.modules.detached)
+    order = Order(_modules(ordered, units, spec), stops_inside=stops_inside, detached=options.model.detached)
     family = _transformers_family(spec)
     views_experts = family is None or family.transposes_experts
     engine = ZeRO3Offload if options.host.offloads else ZeRO3
@@ -110,7 +110,7 @@ def _engine(
 
 def _computes_loss_by_tokens(spec: Spec) -> bool:
     """Return whether the model's own forward computes a loss that reads the LM head's weight, and returns no logits."""
-    return spec.training.loss in TOKENWISE and state_options(spec).modules.loss_in_model
+    return spec.training.loss in TOKENWISE and state_options(spec).model.loss_in_model
 
 
 def _transformers_family(spec: Spec) -> type[Family] | None:
@@ -157,7 +157,7 @@ def _wrappers(spec: Spec) -> int:
     the model, and before called its `forward`, without DeepSpeed's hooks (peft tuners/tuners_utils.py, BaseTuner).
     """
     is_older = is_before(spec.training.versions, "peft", LORA_CALLS_MODEL)
-    return 2 if state_options(spec).modules.loss_in_model and not is_older else 1
+    return 2 if state_options(spec).model.loss_in_model and not is_older else 1
 
 
 def lacks(spec: Spec, plan: Segment) -> Iterator[str]:

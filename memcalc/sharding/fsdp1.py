@@ -84,7 +84,7 @@ class FSDP1(Engine):
         super().__init__(requests)
         self.choice, self.rank = options, rank
         self.reshards = options.zero_stage == 3  # FULL_SHARD: after forward, and in backward without reduction
-        self.output_is_loss = options.modules.loss_in_model
+        self.output_is_loss = options.model.loss_in_model
         # Only the last micro-batch reduces, and the first one cannot prefetch.
         self.repeats = not (options.step.sums_unsharded or options.fsdp.forward_prefetch)
         self.members = units_in_order(units, options)
@@ -288,7 +288,7 @@ class FSDP1(Engine):
         elif unit.place in self.below:
             self._begin_backward(UnitKey(self.below[unit.place]))
             self._reshard(unit)
-        elif not self.choice.modules.detached:
+        elif not self.choice.model.detached:
             self._reshard(unit)
 
     def _reshard(self, unit: UnitKey) -> None:

@@ -144,7 +144,7 @@ class FSDP2(Engine):
         self.choice = options
         self.members = units
         self.wraps_embedding_and_head = options.fsdp.wraps_embedding_and_head
-        self.output_is_loss = options.modules.loss_in_model
+        self.output_is_loss = options.model.loss_in_model
         self.repeats = not options.step.sums_unsharded  # only the last micro-batch reduces
         known: dict[Sequence[LocalParameter], tuple[UnitGather, Reduce | None]] = {}
         self.labels: dict[int, UnitLabels] = {}

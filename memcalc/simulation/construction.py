@@ -110,7 +110,7 @@ def _of_deepspeed(weights: Iterable[InitialTensors], options: StateOptions) -> I
     """
     splits = options.partitions_gradients and options.zero_stage == 3
     policy = [part for built in weights for part in _split_at_once(built, options)] if splits else [*weights]
-    reference = [*map(_frozen, policy)] if options.modules.has_reference_model else []
+    reference = [*map(_frozen, policy)] if options.model.has_reference_model else []
     yield from (*policy, *reference) if splits else (*reference, *policy)
 
 

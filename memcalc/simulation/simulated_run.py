@@ -464,5 +464,5 @@ def _reasons_of_ranks(spec: Spec, options: StateOptions) -> dict[str, bool]:
         f"a loss outside of the model that reads the LM head's weight under {its_name}": fsdp
         and training.loss in TOKENWISE
         and training.loss_recompute
-        and not options.modules.loss_in_model,
+        and not options.model.loss_in_model,
     }

@@ -114,7 +114,7 @@ class StageBlocks:
         A model of transformers that computes its loss has a variable for the LM head's input (hidden_states, 5.23
         models/llama/modeling_llama.py). Autograd saves it if the head trains.
         """
-        in_model = state_options(self.spec).modules.loss_in_model and not self.spec.training.pairs
+        in_model = state_options(self.spec).model.loss_in_model and not self.spec.training.pairs
         structure = block_structure(self.spec)
         head, saving = structure.head._replace(names_input=in_model), structure.saving
         if without_gradients:

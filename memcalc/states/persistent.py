@@ -81,7 +81,7 @@ def logits_of_the_step_before(spec: Spec, stage: Stage) -> list[RowDraft]:
 
 def returns_loss(spec: Spec) -> bool:
     """Whether the model computes the loss, as nanoGPT's does (`logits, loss = model(X, Y)`): transformers' too."""
-    return spec.training.framework == "loop" or state_options(spec).modules.loss_in_model
+    return spec.training.framework == "loop" or state_options(spec).model.loss_in_model
 
 
 def uses_torch_products(spec: Spec, stage: Stage) -> bool:

@@ -21,10 +21,10 @@ def kept_copies(options: StateOptions, *, trains: bool) -> Iterator[ParameterCop
     # FSDP always shards weights: its stage 2 keeps gathered parameters from forward to backward.
     weights_from = 2 if options.engine in ("fsdp1", "fsdp2") else 3
     citation = "the parameters that forward reads"
-    made = "optimizer" if options.modules.late_adapters else "model"
+    made = "optimizer" if options.model.late_adapters else "model"
     held_in = options.stored_dtype or options.base
     yield ParameterCopy(Component.WEIGHTS, "", held_in, weights_from, from_phase(made), citation, role=Role.WEIGHTS)
-    if options.modules.has_reference_model:
+    if options.model.has_reference_model:
         citation = "the weights of a reference model (arXiv 2305.18290), loaded as the policy is"
         name = " of the reference model"
         yield ParameterCopy(Component.WEIGHTS, name, held_in, 3, from_phase("optimizer"), citation, role=Role.REFERENCE)

@@ -60,8 +60,8 @@ class HostOptions(NamedTuple):
     pins: bool = False  # the memory is pinned
 
 
-class ModuleOptions(NamedTuple):
-    """What the states and the engines' order depend on in the modules."""
+class ModelOptions(NamedTuple):
+    """What model states and the order of an engine depend on in the model itself."""
 
     loss_in_model: bool = False  # the model's forward computes the loss
     late_adapters: bool = False  # adapters are created after the peak of model construction
@@ -90,7 +90,7 @@ class StateOptions(NamedTuple):
     fsdp: FsdpOptions
     zero: ZeroSpec  # DeepSpeed's buffer sizes
     host: HostOptions
-    modules: ModuleOptions
+    model: ModelOptions
     stored_dtype: str = ""  # dtype of the stored weights, where it is not `base`
 
     def without_clipping(self) -> StateOptions:
@@ -207,7 +207,7 @@ def state_options(spec: Spec) -> StateOptions:
         host=HostOptions(
             parallelism.offload in ("optimizer", "all"), parallelism.weights_on_host, parallelism.offload_pin_memory
         ),
-        modules=_module_options(spec),
+        model=_model_options(spec),
     )
 
 
@@ -247,10 +247,10 @@ def _fsdp_options(spec: Spec) -> FsdpOptions:
     )
 
 
-def _module_options(spec: Spec) -> ModuleOptions:
+def _model_options(spec: Spec) -> ModelOptions:
     training, parallelism, adapters = spec.training, spec.parallelism, adapters_of(spec)
     is_stage_3 = parallelism.engine == "deepspeed" and parallelism.zero_stage == 3
-    return ModuleOptions(
+    return ModelOptions(
         # transformers computes its own loss; memcalc's step and custom loops may compute the loss from the logits.
         loss_in_model=training.implementation == "huggingface" and training.framework not in (None, "loop"),
         late_adapters=adapters_follow_the_head(spec),
@@ -268,7 +268,7 @@ def groups(parameters: LocalParameters, options: StateOptions) -> Iterator[tuple
         found.setdefault((parameter.dtype, parameter.trains), []).append(parameter)
     if len(found) == 1 and ("", True) in found:
         # FP8 weights have separate buffers (Megatron-LM core/distributed/param_and_grad_buffer.py)
-        if options.modules.fp8_weights:
+        if options.model.fp8_weights:
             narrow = LocalParameters(each for each in parameters if in_8_bits(each))
             yield LocalParameters(each for each in parameters if not in_8_bits(each)), options, True
             yield narrow, options._replace(stored_dtype="uint8"), True
@@ -279,5 +279,5 @@ def groups(parameters: LocalParameters, options: StateOptions) -> Iterator[tuple
         own = options
         if dtype:
             own = options._replace(base=dtype, compute=dtype, update=options.update.of_weights(options.recipe, dtype))
-        modules = own.modules._replace(late_adapters=own.modules.late_adapters and trains)
-        yield LocalParameters(rows), own._replace(modules=modules), trains
+        model = own.model._replace(late_adapters=own.model.late_adapters and trains)
+        yield LocalParameters(rows), own._replace(model=model), trains
