@@ -261,9 +261,9 @@ def kept_sum(spec: Spec) -> str:
 
 def _simplified(total: Polynomial, structure: BlockStructure) -> Polynomial:
     """The same with h·d_h written d where the two are equal, and E·R, the rows of all experts, written b·s·k."""
-    if not structure.grouped:
+    if not structure.attention.grouped:
         total = total.replaced(("h_kv",), ("h",))
-    if structure.square:
+    if structure.attention.square:
         total = total.replaced(("h", "d_h"), ("d",))
     return total.replaced(("E", "R"), ("b", "s", "k"))
 

@@ -59,16 +59,16 @@ def compiled_part(
         return _split(structure, _tables(structure))
     tape, output = _tape(structure, part)
     if recomputed:
-        tape.recompute_all(tape.allocated_by(structure.recompute_keep))
+        tape.recompute_all(tape.allocated_by(structure.saving.kept_results))
     if tape.entry is not None and not tape.boundary and structure.cache is None:  # a layer
         tape.still_referenced(tape.entry)
     first = output if part == "embedding" and structure.cache is None else None
-    if first is not None and not tape.names:  # transformers' families set whether a variable references it
-        tape.names.add(first.storage)  # input of the first layer, referenced until all layers have returned
-    if structure.saves_on_host != "none":
-        pinned = structure.saves_on_host == "pinned"
-        offload_saved_tensors(tape, first, frees_tables=structure.frees_tables, pinned=pinned)
-    if structure.evaluates or structure.cache is not None:
+    if first is not None and not tape.live.names:  # transformers' families set whether a variable references it
+        tape.live.names.add(first.storage)  # input of the first layer, referenced until all layers have returned
+    if structure.saving.on_host != "none":
+        pinned = structure.saving.on_host == "pinned"
+        offload_saved_tensors(tape, first, frees_tables=structure.saving.frees_tables, pinned=pinned)
+    if structure.saving.without_gradients or structure.cache is not None:
         tape.forget_gradients()
     block = compiled(
         tape,
@@ -77,8 +77,8 @@ def compiled_part(
         main_gradient_dtype=gradients.main_dtype,
         update=gradients.update,
         recomputes=recomputes,
-        trains=structure.cache is None and not structure.evaluates,
-        holds_output=part == "embedding" and structure.embedding_stays,
+        trains=structure.cache is None and not structure.saving.without_gradients,
+        holds_output=part == "embedding" and structure.embedding.stays,
     )
     return _split(structure, block)
 
@@ -132,7 +132,7 @@ def has_own_tape(structure: BlockStructure) -> bool:
 
 
 def _split(structure: BlockStructure, block: Program) -> Program:
-    return over_context_ranks(block) if structure.context_sharded else block
+    return over_context_ranks(block) if structure.sharding.context_parallel else block
 
 
 def _tables(structure: BlockStructure) -> Program:
@@ -146,7 +146,7 @@ def _tables(structure: BlockStructure) -> Program:
     elif structure.implementation in ("plain", "huggingface"):
         shared_tables(tape, structure)
     made = compiled(tape, None, keeps_gradients=False, main_gradient_dtype=None, trains=False).forward
-    held, read_by = tuple(sorted(tape.held)), tuple(sorted(tape.read_by.items()))
+    held, read_by = tuple(sorted(tape.live.held)), tuple(sorted(tape.live.read_by.items()))
     frees = tuple(StorageEvent(index, -1, END) for index in held)
-    storages, names = tuple(tape.storages), tuple(sorted(tape.names))
+    storages, names = tuple(tape.storages), tuple(sorted(tape.live.names))
     return Program(storages, made, (), frees, names=names, read_by=read_by, held=held)

@@ -17,14 +17,14 @@ WIDE_WEIGHTS = ("deepseek_v2", "deepseek_v3", "glm4_moe", "minimax_m2")
 def grouped_products(ops: Operators, c: BlockStructure, x: Tensor) -> Tensor:
     """Route each token to k experts: k copies, sorted by expert, through both GEMMs, restored and summed."""
     copies, tape = ("b", "s", "k"), ops.tape
-    logits = ops.linear(x, "mlp.router", ("E", "d"), ("b", "s", "E"), bias=c.router_bias)
+    logits = ops.linear(x, "mlp.router", ("E", "d"), ("b", "s", "E"), bias=c.experts.router_bias)
     probabilities = ops.softmax(ops.cast(logits, "fp32"), "router probabilities")
     weights = ops.gather(probabilities, copies, "router weights")
     selected = ops.gather(x, (*copies, "d"), "tokens by expert")
-    inner = "2·F_e" if c.gated_mlp else "F_e"
+    inner = "2·F_e" if c.mlp.gated else "F_e"
     up = ops.batched_linear(selected, "mlp.experts.up", ("E", inner, "d"), (*copies, inner), bias=False)
     product = ops.pointwise(Tensor(up.storage, (*copies, "F_e"), up.dtype, grad=False), "mlp.experts.activation")
-    if c.gated_mlp:
+    if c.mlp.gated:
         product = ops.mul(product, up, "mlp.experts.activation(gate) * up", (*copies, "F_e"))
         tape.still_referenced(up)
     down = ops.batched_linear(product, "mlp.experts.down", ("E", "d", "F_e"), (*copies, "d"), bias=False)

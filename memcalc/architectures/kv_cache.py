@@ -8,11 +8,12 @@ write and read its blocks in place (vllm/v1/attention/backends/flash_attn.py).
 from __future__ import annotations
 
 from memcalc.architectures.math_attention import math_attention
-from memcalc.architectures.structure import BlockStructure, LayerKVCache
+from memcalc.architectures.options.attention import LayerKVCache
+from memcalc.architectures.structure import BlockStructure
 from memcalc.architectures.tensor_parallel import TensorParallelOps
 from memcalc.ledger.component import Component
 from memcalc.operators import Operators
-from memcalc.programs.tape import NEW, Node, Shape, Tape, Tensor
+from memcalc.programs.tape import NEW, ForwardMemory, Node, Shape, Tape, Tensor
 
 CACHE = "transformers 5.23 cache_utils.py"
 WITHOUT_GROUPS = ("falcon",)  # passes fewer key heads than query heads to sdpa, without enable_gqa
@@ -23,7 +24,7 @@ def write_mask(tape: Tape, c: BlockStructure) -> None:
     """Write the mask that a kernel needs, created once per forward and shared by all layers and sequences."""
     if c.cache is not None and c.cache.masked:
         mask = tape.store("mask", ("s", c.keys), "bool", "transformers 5.23 masking_utils.py: sdpa_mask")
-        tape.held.add(mask)
+        tape.live.held.add(mask)
 
 
 def cached(ops: Operators, cache: LayerKVCache, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -51,21 +52,23 @@ def _kept(ops: Operators, cache: LayerKVCache, name: str, x: Tensor) -> tuple[Te
         return Tensor(tape.store(label, shape, x.dtype, CACHE, component=component), shape, x.dtype, grad=False)
 
     made = store(KEPT)
-    tape.held.add(made.storage)
+    tape.live.held.add(made.storage)
     if cache.cache_type == "static":
         if cache.first:
             tape.record(Node(f"{name} of the cache", (x,), (made,), (), (None,)))
             return (made,)
-        tape.given.add(made.storage)
+        tape.live.given.add(made.storage)
         rolled = (store(KEPT, f"{name} moved by a token", Component.TEMPORARIES),) if cache.slides else ()
         held = tuple(each.storage for each in rolled)
         seen = Tensor(made.storage, made.shape, x.dtype, grad=False)
-        tape.record(Node(f"{name} of the cache", (x, made), (seen,), (), (None, None), forward_temporaries=held))
+        tape.record(
+            Node(f"{name} of the cache", (x, made), (seen,), (), (None, None), forward=ForwardMemory(temporaries=held))
+        )
         return (seen,)
     before: tuple[Tensor, ...] = ()
     if not cache.first:
         before = (store(SO_FAR, f"{name} so far"),)
-        tape.given.add(before[0].storage)
+        tape.live.given.add(before[0].storage)
     tape.record(Node(f"{name} of the cache", (*before, x), (made,), (), (None,) * (1 + len(before))))
     return made, *before
 
@@ -93,11 +96,11 @@ def cached_attention(
     cache = c.cache
     assert cache is not None
     heads, kv_heads, width = axes
-    if c.family in WITHOUT_GROUPS and c.grouped:
+    if c.family in WITHOUT_GROUPS and c.attention.grouped:
         return _in_separate_operators(ops, q, k, v, heads, cache.keys)
-    if not cache.masked and c.attention == "flash" and not c.pads_heads:
+    if not cache.masked and c.attention.kernel == "flash" and not c.attention.pads_heads:
         return ops.flash_attention(q, k, v, heads, kv_heads, width, ("s", cache.keys), splits=True, out=out)
-    if not cache.masked and c.attention == "math":
+    if not cache.masked and c.attention.kernel == "math":
         return math_attention(ops, c, q, k, v, width, by_head=False)
     tape = ops.tape
     if cache.repeats:
@@ -109,7 +112,7 @@ def cached_attention(
         citation = "ATen native/transformers/attention.cpp"
         temporaries = (tape.store("mask in dtype", ("b", "s", cache.keys), q.dtype, citation),)
     y = tape.new("attention output", out or q.shape, q.dtype, "ATen native/transformers/cuda/attention.cu")
-    tape.record(Node("attention", (q, k, v), (y,), (), (NEW,) * 3, forward_temporaries=temporaries))
+    tape.record(Node("attention", (q, k, v), (y,), (), (NEW,) * 3, forward=ForwardMemory(temporaries=temporaries)))
     return y
 
 
@@ -126,7 +129,14 @@ def _in_separate_operators(ops: Operators, q: Tensor, k: Tensor, v: Tensor, head
     citation = "ATen native/transformers/attention.cpp: _safe_softmax looks for rows without a key"
     probabilities = tape.new("attention probabilities", shape, "fp32", citation)
     masked = tape.store("masked scores", shape, "bool", citation)
-    node = Node("attention probabilities", (scores,), (probabilities,), (), (None,), forward_temporaries=(masked,))
+    node = Node(
+        "attention probabilities",
+        (scores,),
+        (probabilities,),
+        (),
+        (None,),
+        forward=ForwardMemory(temporaries=(masked,)),
+    )
     tape.record(node)
     spread = ops.copy(v, "v for each head", ("b", keys, heads, "d_h"))
     return ops.cast(ops.matmul(probabilities, spread, "attention output", given.shape), given.dtype)
@@ -135,12 +145,12 @@ def _in_separate_operators(ops: Operators, q: Tensor, k: Tensor, v: Tensor, head
 def write_next_token(ops: Operators, c: BlockStructure, x: Tensor, width: str) -> None:
     """Write the logits of the last token, and their fp32 copy, from which the next token is selected."""
     tape, split = ops.tape, TensorParallelOps(ops, c)
-    vocabulary = "V/t" if c.split else "V"
+    vocabulary = c.sharding.axis("V")
     last = Tensor(x.storage, ("b", "1", width), x.dtype, grad=False)
     tape.record(Node("last token", (x,), (last,), (), (None,)))
-    logits = split.column(last, "lm_head", (vocabulary, width), ("b", "1", vocabulary), bias=c.lm_head_bias)
+    logits = split.column(last, "lm_head", (vocabulary, width), ("b", "1", vocabulary), bias=c.head.bias)
     whole = logits
-    if c.split:
+    if c.sharding.tensor_parallel:
         whole = tape.new("logits of all ranks", ("b", "1", "V"), logits.dtype, "all_gather along the vocabulary")
         tape.record(Node("logits of all ranks", (logits,), (whole,), (), (None,)))
     wide = tape.new("logits in fp32", ("b", "V"), "fp32", "transformers 5.23 generation/utils.py: _sample")

@@ -31,35 +31,37 @@ def write_loss(
         fp32_logits: whether the model returns logits in fp32 (CodeGen).
     """
     tape = ops.tape
-    if c.classifies:
+    if c.head.classifies:
         _score(ops, c, x, width)
         return
-    vocabulary = "V/t" if c.split else "V"
+    vocabulary = c.sharding.axis("V")
     tape.begin_head()
-    if c.loss == "chunked" and not c.recomputes_loss:
+    if c.loss.kind == "chunked" and not c.loss.recomputes:
         _of_chunks(ops, c, x, (vocabulary, width))
         return
-    if c.loss in TOKENWISE:
+    if c.loss.kind in TOKENWISE:
         _name(ops, c, x)  # the step's variable references the hidden state instead of logits
         tape.end_forward()
-        if c.loss == "tiled":
-            ops.tiled_cross_entropy(x, (vocabulary, width), c.head_parameters, tied=c.tied)
-        elif c.loss == "fused":
-            ops.fused_cross_entropy(x, (vocabulary, width), tied=c.tied)
+        if c.loss.kind == "tiled":
+            ops.tiled_cross_entropy(x, (vocabulary, width), c.head.parameters, tied=c.embedding.tied)
+        elif c.loss.kind == "fused":
+            ops.fused_cross_entropy(x, (vocabulary, width), tied=c.embedding.tied)
         else:
-            ops.chunked_cross_entropy(x, (vocabulary, width), c.loss_chunks, bias=c.lm_head_bias, tied=c.tied)
+            ops.chunked_cross_entropy(x, (vocabulary, width), c.loss.chunks, bias=c.head.bias, tied=c.embedding.tied)
         return
     split, normed = TensorParallelOps(ops, c), x
     x = split.module_input(x, "lm_head")
-    logits = split.column(x, "lm_head", (vocabulary, width), ("b", "s", vocabulary), bias=c.lm_head_bias, tied=c.tied)
-    if c.dtensor and c.loss != "vocab-parallel":
+    logits = split.column(
+        x, "lm_head", (vocabulary, width), ("b", "s", vocabulary), bias=c.head.bias, tied=c.embedding.tied
+    )
+    if c.sharding.dtensor and c.loss.kind != "vocab-parallel":
         logits = ops.gathered_columns(logits, "logits", ("b", "s", "V"))
-    if c.dtensor:
+    if c.sharding.dtensor:
         tape.still_referenced(normed, x)  # the LM head's argument, and its replacement
     if finished is not None:
         logits = finished(logits)
         tape.still_referenced(x)  # hidden_states
-    if c.fp32_output:
+    if c.head.fp32_output:
         logits = ops.cast(logits, "fp32", "logits in fp32")
     _name(ops, c, logits)
     tape.end_forward()
@@ -68,20 +70,20 @@ def write_loss(
 
 def _of_chunks(ops: Operators, c: BlockStructure, x: Tensor, shape: Shape) -> None:
     """Write LM head and loss, chunk by chunk; `shape`: that of the LM head's weight."""
-    tape, dtype, chunks = ops.tape, "fp32" if c.fp32_output else "", c.loss_chunks
-    if not c.chunks_head:
-        logits = ops.linear(x, "lm_head", shape, ("b", "s", shape[0]), bias=c.lm_head_bias, tied=c.tied)
+    tape, dtype, chunks = ops.tape, "fp32" if c.head.fp32_output else "", c.loss.chunks
+    if not c.loss.chunks_head:
+        logits = ops.linear(x, "lm_head", shape, ("b", "s", shape[0]), bias=c.head.bias, tied=c.embedding.tied)
         logits = ops.cast(logits, dtype or logits.dtype, "logits in fp32")
         _name(ops, c, logits)
         tape.end_forward()
         ops.cross_entropy_by_chunk(ops.chunks_of_logits(logits, chunks))
         return
-    parts = ops.logits_by_chunk(x, shape, chunks, bias=c.lm_head_bias, tied=c.tied, dtype=dtype)
+    parts = ops.logits_by_chunk(x, shape, chunks, bias=c.head.bias, tied=c.embedding.tied, dtype=dtype)
     for part in parts:
         _name(ops, c, part)
     tape.end_forward()
-    if c.divergence:
-        divergence = ops.divergence(ops.rows_of(parts), c.divergence, c.teacher_logits)
+    if c.loss.divergence:
+        divergence = ops.divergence(ops.rows_of(parts), c.loss.divergence, c.loss.teacher_logits)
         ops.add_losses(divergence, ops.cross_entropy_by_chunk(ops.rows_of(parts)))
         return
     ops.cross_entropy_by_chunk(parts)
@@ -102,30 +104,30 @@ def _score(ops: Operators, c: BlockStructure, x: Tensor, width: str) -> None:
 
 def _loss_of(ops: Operators, c: BlockStructure, logits: Tensor, *, fp32_logits: bool) -> None:
     """Write the loss of all logits."""
-    if c.divergence:
-        divergence = ops.divergence(ops.rows_of((logits,)), c.divergence, c.teacher_logits)
+    if c.loss.divergence:
+        divergence = ops.divergence(ops.rows_of((logits,)), c.loss.divergence, c.loss.teacher_logits)
         (rows,) = ops.rows_of((logits,))
         ops.add_losses(divergence, ops.cross_entropy(ops.cast(rows, "fp32", "logits in fp32")))
         return
-    if c.loss == "selective":
-        ops.tape.hold(ops.selective_log_softmax(logits, copies=c.copies_scored_logits))
+    if c.loss.kind == "selective":
+        ops.tape.hold(ops.selective_log_softmax(logits, copies=c.loss.copies_scored_logits))
         return
-    if c.loss == "gathered":
-        ops.tape.hold(ops.gathered_log_softmax(logits, apart=c.scores_apart))
+    if c.loss.kind == "gathered":
+        ops.tape.hold(ops.gathered_log_softmax(logits, apart=c.loss.scores_apart))
         return
-    if not c.upcasts_logits:
-        ops.cross_entropy(logits, dtype="fp32" if c.autocast else logits.dtype)
+    if not c.loss.upcasts_logits:
+        ops.cross_entropy(logits, dtype="fp32" if c.dtypes.autocast else logits.dtype)
         return
-    if c.loss == "vocab-parallel" and c.dtensor:
+    if c.loss.kind == "vocab-parallel" and c.sharding.dtensor:
         ops.loss_parallel(ops.cast(logits, "fp32", "logits in fp32"))
         return
-    if c.loss == "vocab-parallel":
+    if c.loss.kind == "vocab-parallel":
         ops.tape.hold(ops.mean_of_tokens(ops.vocab_parallel_cross_entropy(logits)))
         return
     if fp32_logits:
         logits = ops.cast(logits, "fp32", "logits in fp32")
     wide = ops.cast(logits, "fp32", "logits in fp32")
-    if c.shifts_logits:
+    if c.loss.shifts_logits:
         ops.cross_entropy(*ops.shifted_logits(wide, batched=c.batched))
         return
     theirs = c.implementation == "huggingface"
@@ -134,7 +136,7 @@ def _loss_of(ops: Operators, c: BlockStructure, logits: Tensor, *, fp32_logits: 
 
 def _name(ops: Operators, c: BlockStructure, output: Tensor) -> None:
     """Keep the model's output live as the loop references it: through backward, or until the loss exists."""
-    if c.drops_logits:
-        ops.tape.region.add(output.storage)
+    if c.head.drops_logits:
+        ops.tape.live.region.add(output.storage)
     else:
         ops.tape.hold(output)

@@ -41,7 +41,7 @@ def math_attention(
     for mask in masks:
         scores = ops.add_in_place(scores, mask, "masked scores")
     probabilities = ops.safe_softmax(scores, "attention probabilities")
-    dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention_dropout)
+    dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention.dropout)
     core = ops.matmul(dropped, v, "attention output", ("b", "s", "h", head_size))
     tape.still_referenced(queries, *masks, k, v)  # variables of the C++ function
     return ops.copy(core, "attention output by token", reorders=c.batched) if several else core
@@ -52,4 +52,4 @@ def _causal_mask(ops: Operators, c: BlockStructure) -> Tensor:
     square = ("s", "s")
     ones = ops.table("ones", square, "bool", CITATION)
     truth = ops.table("causal mask, truth", square, "bool", CITATION, of=(ones,))
-    return ops.table("causal mask of the kernel", square, c.compute, CITATION, of=(truth,))
+    return ops.table("causal mask of the kernel", square, c.dtypes.compute, CITATION, of=(truth,))

@@ -12,6 +12,7 @@ from memcalc.architectures.megatron_moe import MegatronMoe
 from memcalc.architectures.structure import BlockStructure
 from memcalc.ledger.component import Component
 from memcalc.operators import Operators
+from memcalc.operators.base import NN_LINEAR, LinearLayers
 from memcalc.programs.tape import Shape, Tape, Tensor
 
 SOURCE = "Megatron-LM core_r0.14 core/transformer/transformer_layer.py"
@@ -24,18 +25,14 @@ def write(c: BlockStructure, part: str) -> tuple[Tape, Tensor | None]:
         return _embedding(c)
     if part == "head":
         return _head(c)
-    layer = MegatronLayer if c.attention == "flash" else LocalLayer
+    layer = MegatronLayer if c.attention.kernel == "flash" else LocalLayer
     return layer(c, experts=part == "expert layer").layer()
 
 
-def _stream(c: BlockStructure) -> str:
-    return "s/t" if c.sequence_sharded else "s"
-
-
-def _operators(c: BlockStructure, tape: Tape) -> Operators:
+def _operators(c: BlockStructure, tape: Tape, linears: LinearLayers = NN_LINEAR) -> Operators:
     """Return operators on a tape. Without Transformer Engine, autograd hooks accumulate weight gradients."""
-    ops = Operators(tape, c.compute, c.parameters, autocast=False)
-    ops.fuses_weight_gradients = c.attention == "flash"
+    ops = Operators(tape, c.dtypes, linears)
+    ops.fuses_weight_gradients = c.attention.kernel == "flash"
     return ops
 
 
@@ -43,10 +40,10 @@ def norm(
     ops: Operators, c: BlockStructure, x: Tensor, module: str, width: str = "d", out: Shape | None = None
 ) -> Tensor:
     """The model's norm, in one kernel: of Transformer Engine, or PyTorch's."""
-    tensors: tuple[str, ...] = ("weight",) if c.norm_weight else ()
-    layer_norm = c.normalization == "layernorm"
-    tensors = (*tensors, "bias") if layer_norm and tensors and c.norm_bias else tensors
-    if c.attention != "flash":
+    tensors: tuple[str, ...] = ("weight",) if c.norm.weight else ()
+    layer_norm = c.norm.kind == "layernorm"
+    tensors = (*tensors, "bias") if layer_norm and tensors and c.norm.bias else tensors
+    if c.attention.kernel != "flash":
         return (ops.layer_norm if layer_norm else ops.rms_norm)(x, module, width, tensors, out)
     return ops.te_norm(x, module, width, tensors, mean=layer_norm, out=out)
 
@@ -63,48 +60,44 @@ class MegatronLayer:
         self.c = structure
         self.experts = experts
         self.tape = Tape()
-        self.ops = _operators(structure, self.tape)
-        self.ops.fp8, self.ops.fp8_columns = structure.fp8, structure.fp8_columns
-        self.stream = _stream(structure)
-
-    def axis(self, name: str) -> str:
-        """Return the axis on one tensor-parallel rank."""
-        return f"{name}/t" if self.c.split else name
+        self.ops = _operators(structure, self.tape, structure.linears)
+        self.stream = structure.sharding.tokens
+        self.axis = structure.sharding.axis
 
     def layer(self) -> tuple[Tape, Tensor]:
         """Return the tape of a layer, and its output."""
         c, ops = self.c, self.ops
-        x = self.tape.input("layer input", ("b", self.stream, "d"), c.compute, SOURCE)
+        x = self.tape.input("layer input", ("b", self.stream, "d"), c.dtypes.compute, SOURCE)
         attended = self.attention(norm(ops, c, x, "input_norm"))
-        attended = ops.dropout(attended, "attention dropout", c.residual_dropout)
+        attended = ops.dropout(attended, "attention dropout", c.residual.dropout)
         x = ops.add(x, attended, "attention sum")
         normed = norm(ops, c, x, "post_attention_norm")
         fed = self.mlp(normed)
-        if "mlp" in c.recomputed_modules and not self.experts:
+        if "mlp" in c.saving.recomputed_modules and not self.experts:
             self.tape.recompute(fed, (normed,))
-        fed = ops.dropout(fed, "mlp dropout", c.residual_dropout)
+        fed = ops.dropout(fed, "mlp dropout", c.residual.dropout)
         return self.tape, ops.add(x, fed, "layer output")
 
     def attention(self, x: Tensor) -> Tensor:
         """SelfAttention: one linear layer for q, k and v with interleaved heads, so q and v are copied."""
         c, ops = self.c, self.ops
-        core = latent_attention(self, x) if c.mla else self.grouped_attention(x)
-        if c.all_to_all:
+        core = latent_attention(self, x) if c.projections.mla else self.grouped_attention(x)
+        if c.sharding.all_to_all:
             core = ops.exchanged(core, "attention output of the rank's tokens")
-        return ops.row_parallel(core, "attention.o_proj", ("b", self.stream, "d"), bias=c.output_bias)
+        return ops.row_parallel(core, "attention.o_proj", ("b", self.stream, "d"), bias=c.projections.output_bias)
 
     def grouped_attention(self, x: Tensor) -> Tensor:
         """Attention with grouped (or all) heads, before the output projection."""
         c, ops = self.c, self.ops
         h, kv = self.axis("h"), self.axis("h_kv")
-        width = self.axis("3·d" if not c.grouped and c.square else "(h+2·h_kv)·d_h")
-        qkv = ops.column_parallel(x, "attention.qkv_proj", width, ("b", "s", width), bias=c.qkv_bias)
+        width = self.axis(c.attention.qkv_width)
+        qkv = ops.column_parallel(x, "attention.qkv_proj", width, ("b", "s", width), bias=c.projections.bias)
         heads: tuple[Shape, ...] = (("b", "s", h, "d_h"), ("b", "s", kv, "d_h"), ("b", "s", kv, "d_h"))
         q, k, v = ops.split(qkv, heads, "q, k, v")
         q = ops.copy(q, "q")
-        if c.qk_norm:
+        if c.projections.qk_norm:
             q, k = norm(ops, c, q, "attention.q_norm", "d_h"), norm(ops, c, k, "attention.k_norm", "d_h")
-        if c.position == "rope":
+        if c.position.kind == "rope":
             q, k = ops.scale(q, "rotated q"), ops.scale(k, "rotated k")
         else:
             k = ops.copy(k, "k")
@@ -116,10 +109,10 @@ class MegatronLayer:
     ) -> Tensor:
         """TEDotProductAttention; with context parallelism perhaps after an all-to-all from tokens to heads."""
         c, ops = self.c, self.ops
-        if c.all_to_all:
+        if c.sharding.all_to_all:
             q, k, v = (ops.exchanged(t, f"{name} of the rank's heads") for t, name in ((q, "q"), (k, "k"), (v, "v")))
         core = ops.flash_attention(q, k, v, heads, kv_heads, width, "s", out=out)
-        if "core_attn" in c.recomputed_modules:
+        if "core_attn" in c.saving.recomputed_modules:
             self.tape.recompute(core, (q, k, v))
         return core
 
@@ -127,20 +120,20 @@ class MegatronLayer:
         """The MLP: dense, or routed experts."""
         if self.experts:
             return MegatronMoe(self).routed(x)
-        return self.dense(x, "mlp.", "4·d" if self.c.usual_intermediate_size else "F")
+        return self.dense(x, "mlp.", self.c.mlp.width)
 
     def dense(self, x: Tensor, prefix: str, width: str) -> Tensor:
         """linear_fc1 (gate and up in one), activation, linear_fc2."""
         c, ops = self.c, self.ops
         inner = self.axis(width)
-        both = self.axis(f"2·{width}") if c.gated_mlp else inner
-        name = f"{prefix}gate_up_proj" if c.gated_mlp else f"{prefix}up_proj"
-        up = ops.column_parallel(x, name, both, ("b", "s", both), bias=c.mlp_bias)
-        if c.gated_mlp:
+        both = self.axis(f"2·{width}") if c.mlp.gated else inner
+        name = f"{prefix}gate_up_proj" if c.mlp.gated else f"{prefix}up_proj"
+        up = ops.column_parallel(x, name, both, ("b", "s", both), bias=c.mlp.bias)
+        if c.mlp.gated:
             product = ops.fused_glu(up, f"{prefix}activation", ("b", "s", inner))
         else:
-            product = ops.pointwise(up, f"{prefix}{c.mlp}", saves="input")
-        return ops.row_parallel(product, f"{prefix}down_proj", ("b", self.stream, "d"), bias=c.mlp_bias)
+            product = ops.pointwise(up, f"{prefix}{c.mlp.activation}", saves="input")
+        return ops.row_parallel(product, f"{prefix}down_proj", ("b", self.stream, "d"), bias=c.mlp.bias)
 
 
 class LocalLayer(MegatronLayer):
@@ -155,28 +148,28 @@ class LocalLayer(MegatronLayer):
     def layer(self) -> tuple[Tape, Tensor]:
         """Return the tape of a layer, and its output. Checkpoints are of core/tensor_parallel/random.py."""
         c, ops = self.c, self.ops
-        self.tape.stops_early, self.tape.reentrant = False, True
-        x = self.tape.input("layer input", ("b", self.stream, "d"), c.compute, SOURCE)
+        self.tape.checkpoints.stops_early, self.tape.checkpoints.reentrant = False, True
+        x = self.tape.input("layer input", ("b", self.stream, "d"), c.dtypes.compute, SOURCE)
         normed = norm(ops, c, x, "input_norm")
-        x = self.added(self.attention(normed), x, "attention", "attention.o_proj", bias=c.output_bias)
+        x = self.added(self.attention(normed), x, "attention", "attention.o_proj", bias=c.projections.output_bias)
         masks = self.tape.nodes[-1].saved
         self.tape.still_referenced(normed)
         normed = norm(ops, c, x, "post_attention_norm")
         fed = self.mlp(normed)
-        if "mlp" in c.recomputed_modules and not self.experts:
+        if "mlp" in c.saving.recomputed_modules and not self.experts:
             self.tape.recompute(fed, (normed,))
-        fed = self.added(fed, x, "mlp", "mlp.down_proj", bias=c.mlp_bias and not self.experts)
+        fed = self.added(fed, x, "mlp", "mlp.down_proj", bias=c.mlp.bias and not self.experts)
         masks += self.tape.nodes[-1].saved
         self.tape.still_referenced(normed, *map(self.tape.full_tensor, masks))
         return self.tape, fed
 
     def added(self, x: Tensor, residual: Tensor, name: str, module: str, *, bias: bool) -> Tensor:
         """The residual stream plus a module's output with its bias and dropout."""
-        return self.ops.bias_dropout_add(x, residual, f"{name} sum", self.c.residual_dropout, module, bias=bias)
+        return self.ops.bias_dropout_add(x, residual, f"{name} sum", self.c.residual.dropout, module, bias=bias)
 
     def attention(self, x: Tensor) -> Tensor:
         """SelfAttention without the bias of its output projection."""
-        core = latent_attention(self, x) if self.c.mla else self.grouped_attention(x)
+        core = latent_attention(self, x) if self.c.projections.mla else self.grouped_attention(x)
         projected = self.ops.summed_output(core, "attention.o_proj", ("b", self.stream, "d"))
         self.tape.still_referenced(core, *self.qkv)
         return projected
@@ -185,16 +178,16 @@ class LocalLayer(MegatronLayer):
         """SelfAttention: q, k and v are views of one linear layer's output; RoPE copies q and k."""
         c, ops = self.c, self.ops
         h, kv = self.axis("h"), self.axis("h_kv")
-        width = self.axis("3·d" if not c.grouped and c.square else "(h+2·h_kv)·d_h")
-        qkv = ops.projected(x, "attention.qkv_proj", width, ("b", "s", width), bias=c.qkv_bias)
+        width = self.axis(c.attention.qkv_width)
+        qkv = ops.projected(x, "attention.qkv_proj", width, ("b", "s", width), bias=c.projections.bias)
         heads: tuple[Shape, ...] = (("b", "s", h, "d_h"), ("b", "s", kv, "d_h"), ("b", "s", kv, "d_h"))
         q, k, v = ops.split(qkv, heads, "q, k, v")
-        if c.qk_norm:
+        if c.projections.qk_norm:
             q, k = norm(ops, c, q, "attention.q_norm", "d_h"), norm(ops, c, k, "attention.k_norm", "d_h")
-        elif c.grouped:
+        elif c.attention.grouped:
             q = ops.copy(q, "q")  # query.reshape: query heads alternate with those of keys and values
         self.qkv = (q, k, v)
-        if c.position == "rope":
+        if c.position.kind == "rope":
             q, k = self.rotated(q, "q"), self.rotated(k, "k")
             self.qkv += (q, k)
         return self.attended(q, k, v)
@@ -220,28 +213,32 @@ class LocalLayer(MegatronLayer):
         computed = ops.table(f"{each} of {name} in fp32", shape, "fp32")
         scaled = ops.table(f"scaled {each} of {name}", shape, "fp32", of=(computed,))
         return (
-            scaled if self.c.compute == "fp32" else ops.table(f"{each} of {name}", shape, self.c.compute, of=(scaled,))
+            scaled
+            if self.c.dtypes.compute == "fp32"
+            else ops.table(f"{each} of {name}", shape, self.c.dtypes.compute, of=(scaled,))
         )
 
     def attended(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """DotProductAttention: saves softmax(scores) and its dropout; the scores are live until it returns."""
         c, ops = self.c, self.ops
         heads, entered = self.axis("h"), (q, k, v)
-        if c.grouped:
+        if c.attention.grouped:
             each = ("b", "s", heads, "d_h")
             k, v = ops.copy(k, "k for each head", each), ops.copy(v, "v for each head", each)
-        q, by_head = self.leaf(q, "q"), k if c.grouped else self.leaf(k, "k")
-        scores = ops.biased_matmul(Tensor(-1, ("1",), c.compute), q, by_head, "scores", ("b", heads, "s", "s"))
+        q, by_head = self.leaf(q, "q"), k if c.attention.grouped else self.leaf(k, "k")
+        scores = ops.biased_matmul(Tensor(-1, ("1",), c.dtypes.compute), q, by_head, "scores", ("b", heads, "s", "s"))
         self.tape.nodes[-1].buffer = SCORES
         mask = self.causal_mask()
         probabilities = ops.softmax(ops.masked_view(scores, mask, "masked scores"), "attention probabilities")
         self.tape.still_referenced(mask)
-        dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention_dropout)
-        v = v if c.grouped else self.leaf(v, "v")  # the gradients of repeated heads are sums in the leaf's strides
+        dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention.dropout)
+        v = (
+            v if c.attention.grouped else self.leaf(v, "v")
+        )  # the gradients of repeated heads are sums in the leaf's strides
         context = ops.matmul(dropped, v, "attention output by head", q.shape)
         core = ops.copy(context, "attention output")
         self.tape.still_referenced(*entered, k, v, scores, dropped)
-        if "core_attn" in c.recomputed_modules:
+        if "core_attn" in c.saving.recomputed_modules:
             self.tape.recompute(core, entered)
         return core
 
@@ -256,16 +253,16 @@ class LocalLayer(MegatronLayer):
 
         torch 2.13 torch/csrc/autograd/functions/accumulate_grad.h, accumulateGrad: matmuls by head produce it.
         """
-        return self.ops.restrided_view(x, name) if "core_attn" in self.c.recomputed_modules else x
+        return self.ops.restrided_view(x, name) if "core_attn" in self.c.saving.recomputed_modules else x
 
     def dense(self, x: Tensor, prefix: str, width: str) -> Tensor:
         """linear_fc1 (gate and up in one), its bias with the activation, linear_fc2 without its bias."""
         c, ops = self.c, self.ops
         inner = self.axis(width)
-        both = self.axis(f"2·{width}") if c.gated_mlp else inner
-        name = f"{prefix}gate_up_proj" if c.gated_mlp else f"{prefix}up_proj"
+        both = self.axis(f"2·{width}") if c.mlp.gated else inner
+        name = f"{prefix}gate_up_proj" if c.mlp.gated else f"{prefix}up_proj"
         up = ops.projected(x, name, both, ("b", "s", both), bias=False)
-        active = ops.biased_activation(up, f"{prefix}activation", ("b", "s", inner), name, bias=c.mlp_bias)
+        active = ops.biased_activation(up, f"{prefix}activation", ("b", "s", inner), name, bias=c.mlp.bias)
         return ops.summed_output(active, f"{prefix}down_proj", ("b", self.stream, "d"))
 
 
@@ -277,28 +274,28 @@ def _embedding(c: BlockStructure) -> tuple[Tape, Tensor]:
     """
     tape = Tape()
     ops = _operators(c, tape)
-    copies = c.batched and not c.sequence_sharded
-    vocabulary = "V/t" if c.split else "V"
+    copies = c.batched and not c.sharding.sequence_parallel
+    vocabulary = c.sharding.axis("V")
     words = ops.embedding(
         "embed_tokens",
         (vocabulary, "d"),
         ("b", "s"),
-        tied=c.tied,
+        tied=c.embedding.tied,
         view=ops.fuses_weight_gradients,
         copies_gradient=copies,
     )
-    if c.split and not c.sequence_sharded:
+    if c.sharding.tensor_parallel and not c.sharding.sequence_parallel:
         words = ops.zeroed_rows(words, "embedding of the rank's rows")
     x, given = words, [words]
-    if c.position == "learned":
-        positions = ops.embedding("embed_positions", (c.position_table, "d"), ("b", "s"), copies_gradient=copies)
+    if c.position.kind == "learned":
+        positions = ops.embedding("embed_positions", (c.position.table, "d"), ("b", "s"), copies_gradient=copies)
         given.append(positions)
         x = ops.add(x, positions, "embedding sum")
-    if c.sequence_sharded:
+    if c.sharding.sequence_parallel:
         x = ops.scattered_sequence(x, "embedding of the rank's tokens", ("b", "s/t", "d"))
     elif copies:
         x = ops.copy(x, "embedding, sequence first")
-    x = ops.dropout(x, "embedding dropout", c.residual_dropout)
+    x = ops.dropout(x, "embedding dropout", c.residual.dropout)
     tape.still_referenced(*given)
     return tape, x
 
@@ -307,14 +304,14 @@ def _head(c: BlockStructure) -> tuple[Tape, None]:
     """The final norm, the output layer, and the vocabulary-parallel loss."""
     tape = Tape(saved_component=Component.LOGITS_AND_LOSS)
     ops = _operators(c, tape)
-    x = tape.input("head input", ("b", _stream(c), "d"), c.compute, SOURCE)
-    if c.final_norm:
+    x = tape.input("head input", ("b", c.sharding.tokens, "d"), c.dtypes.compute, SOURCE)
+    if c.head.norm:
         x = norm(ops, c, x, "norm")
-    vocabulary = "V/t" if c.split else "V"
+    vocabulary = c.sharding.axis("V")
     tape.begin_head()
     out = ("b", "s", vocabulary)
-    logits = ops.column_parallel(x, "lm_head", vocabulary, out, bias=c.lm_head_bias, shared=True, tied=c.tied)
+    logits = ops.column_parallel(x, "lm_head", vocabulary, out, bias=c.head.bias, shared=True, tied=c.embedding.tied)
     tape.end_forward()
-    loss = ops.cross_entropy_in_place(logits) if c.loss == "fused" else ops.vocab_parallel_cross_entropy(logits)
+    loss = ops.cross_entropy_in_place(logits) if c.loss.kind == "fused" else ops.vocab_parallel_cross_entropy(logits)
     tape.hold(loss)
     return tape, None

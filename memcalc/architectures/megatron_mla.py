@@ -18,13 +18,13 @@ def latent_attention(layer: MegatronLayer, x: Tensor) -> Tensor:
     h = layer.axis("h")
     tokens, local = ("b", "s"), ("b", layer.stream)
     query = layer.axis("h·(d_n+d_r)")
-    if c.query_latent:
-        latent = ops.duplicated(x, "attention.q_a_proj", "r_q", (*local, "r_q"), bias=c.qkv_bias)
+    if c.projections.query_latent:
+        latent = ops.duplicated(x, "attention.q_a_proj", "r_q", (*local, "r_q"), bias=c.projections.bias)
         latent = norm(ops, c, latent, "attention.q_a_norm", "r_q")
         q = ops.column_parallel(latent, "attention.q_b_proj", query, (*tokens, h, "d_n+d_r"), bias=False)
     else:
         q = ops.column_parallel(x, "attention.q_proj", query, (*tokens, h, "d_n+d_r"), bias=False)
-    joint = ops.duplicated(x, "attention.kv_a_proj", "r_kv+d_r", (*local, "r_kv+d_r"), bias=c.qkv_bias)
+    joint = ops.duplicated(x, "attention.kv_a_proj", "r_kv+d_r", (*local, "r_kv+d_r"), bias=c.projections.bias)
     compressed, key_position = ops.split(joint, ((*local, "r_kv"), (*tokens, "d_r")), "latents")
     compressed = norm(ops, c, ops.copy(compressed, "latent"), "attention.kv_a_norm", "r_kv")
     width = layer.axis("h·(d_n+d_v)")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from memcalc.architectures.structure import BlockStructure
+from memcalc.architectures.options.layers import NormOptions
 from memcalc.operators import Operators
 from memcalc.programs.tape import Shape, Tensor
 
 
 def norm(
     ops: Operators,
-    c: BlockStructure,
+    options: NormOptions,
     x: Tensor,
     module: str,
     width: str = "d",
@@ -18,7 +18,7 @@ def norm(
     out: Shape | None = None,
 ) -> Tensor:
     """LayerNorm or RMSNorm, with the parameters of the model's norms."""
-    y = _norm(ops, c, x, module, width, weight=weight, out=out)
+    y = _norm(ops, options, x, module, width, weight=weight, out=out)
     ops.tape.still_referenced(x)  # the module's argument, which autocast casts inside
     return y
 
@@ -34,13 +34,13 @@ def _fp32_rms_norm(ops: Operators, x: Tensor, module: str, width: str, out: Shap
 
 
 def _norm(
-    ops: Operators, c: BlockStructure, x: Tensor, module: str, width: str, *, weight: bool, out: Shape | None
+    ops: Operators, options: NormOptions, x: Tensor, module: str, width: str, *, weight: bool, out: Shape | None
 ) -> Tensor:
-    tensors = ("weight",) if weight and c.norm_weight else ()
-    if c.normalization == "rmsnorm":
-        if c.fp32_norms and tensors:
+    tensors = ("weight",) if weight and options.weight else ()
+    if options.kind == "rmsnorm":
+        if options.in_fp32 and tensors:
             return _fp32_rms_norm(ops, x, module, width, out)
-        if c.composite_norms:
+        if options.composite:
             return ops.composite_rms_norm(x, module, width, weight=bool(tensors), out=out)
         return ops.rms_norm(x, module, width, tensors, out)
-    return ops.layer_norm(x, module, width, (*tensors, "bias") if tensors and c.norm_bias else tensors, out)
+    return ops.layer_norm(x, module, width, (*tensors, "bias") if tensors and options.bias else tensors, out)

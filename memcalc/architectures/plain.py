@@ -29,44 +29,37 @@ class PlainBlock:
         self.experts = experts
         self.weights: tuple[Tensor, ...] = ()  # attention weights, which transformers' modules return
         self.tape = Tape()
-        c = structure
-        self.ops = Operators(
-            self.tape, c.compute, c.parameters, c.autocast, c.adapters, c.replaced_linears, c.caches_casts
-        )
-        self.ops.float8 = c.float8
-        self.split = TensorParallelOps(self.ops, c)
+        self.ops = Operators(self.tape, structure.dtypes, structure.linears)
+        self.split = TensorParallelOps(self.ops, structure)
+        self.axis = structure.sharding.axis
         self.stream = self.split.stream
-
-    def axis(self, name: str) -> str:
-        """Return the axis on one tensor-parallel rank."""
-        return f"{name}/t" if self.c.split else name
 
     def layer(self) -> tuple[Tape, Tensor]:
         """Return the tape of a layer, and its output."""
         c, ops = self.c, self.ops
         dtype = c.stream
-        shape, grad, leaf = ("b", self.stream, "d"), not c.detached, c.reads_leaf
+        shape, grad, leaf = ("b", self.stream, "d"), not c.layer.detached, c.layer.reads_leaf
         x = self.tape.input("layer input", shape, dtype, PAPER, grad=grad, leaf=leaf)
-        before = c.norms_per_layer == 4 or c.norm_placement == "before"
-        normed = norm(ops, c, x, "input_norm") if before else x
+        before = c.residual.norms == 4 or c.residual.norm_placement == "before"
+        normed = norm(ops, c.norm, x, "input_norm") if before else x
         attended = PlainAttention(self).output(normed)
-        if c.norms_per_layer == 4 or not before:
-            attended = norm(ops, c, attended, "attention_output_norm")
-        attended = ops.dropout(attended, "attention dropout", c.residual_dropout)
+        if c.residual.norms == 4 or not before:
+            attended = norm(ops, c.norm, attended, "attention_output_norm")
+        attended = ops.dropout(attended, "attention dropout", c.residual.dropout)
         self.split.returned(normed)
-        if c.implementation == "huggingface" and c.parallel_block:
+        if c.implementation == "huggingface" and c.residual.parallel:
             return self.tape, self.side_by_side(x, normed, attended)
         into = ops.add(x, attended, "attention sum")
-        given = x if c.parallel_block else into
-        named = (normed, attended) if c.parallel_block else ()  # referenced until the layer returns
+        given = x if c.residual.parallel else into
+        named = (normed, attended) if c.residual.parallel else ()  # referenced until the layer returns
         if not before:
             normed = given
-        elif c.norms_per_layer > 1:
-            normed = norm(ops, c, given, "post_attention_norm")
+        elif c.residual.norms > 1:
+            normed = norm(ops, c.norm, given, "post_attention_norm")
         fed = PlainMlp(self).output(normed)
-        if c.norms_per_layer == 4 or not before:
-            fed = norm(ops, c, fed, "mlp_output_norm")
-        fed = ops.dropout(fed, "mlp dropout", c.residual_dropout)
+        if c.residual.norms == 4 or not before:
+            fed = norm(ops, c.norm, fed, "mlp_output_norm")
+        fed = ops.dropout(fed, "mlp dropout", c.residual.dropout)
         self.split.returned(normed)
         output = ops.add(into, fed, "layer output")
         self.split.returned(*named)
@@ -77,7 +70,7 @@ class PlainBlock:
 
     def side_by_side(self, x: Tensor, normed: Tensor, attended: Tensor) -> Tensor:
         """transformers' parallel blocks: three summands, added when all exist."""
-        given = normed if self.c.norms_per_layer == 1 else norm(self.ops, self.c, x, "post_attention_norm")
+        given = normed if self.c.residual.norms == 1 else norm(self.ops, self.c.norm, x, "post_attention_norm")
         fed = PlainMlp(self).output(given)
         output = self.ops.add(self.ops.add(x, attended, "attention sum"), fed, "layer output")
         self.split.returned(x, normed, attended, given, *self.weights)

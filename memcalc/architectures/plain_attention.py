@@ -15,61 +15,67 @@ class PlainAttention(PlainModule):
     def output(self, x: Tensor) -> Tensor:
         """Projection, core, output projection."""
         x = self.split.module_input(x, "attention")
-        if self.c.mla:
+        if self.c.projections.mla:
             return latent_attention(self.layer, x)
         c, ops = self.c, self.ops
         h, kv = self.axis("h"), self.axis("h_kv")
         by_head: tuple[Shape, Shape, Shape] = (("b", "s", h, "d_h"), ("b", "s", kv, "d_h"), ("b", "s", kv, "d_h"))
         shapes = by_head
-        if c.qk_norm and c.qk_norm_width == "all-heads":
-            q_width, kv_width = self.axis("d" if c.square else "h·d_h"), self.axis("h_kv·d_h")
+        if c.projections.qk_norm == "all-heads":
+            q_width, kv_width = self.axis(c.attention.query_width), self.axis("h_kv·d_h")
             shapes = (("b", "s", q_width), ("b", "s", kv_width), by_head[2])
         q, k, v = self.projected(x, shapes)
-        if c.attention_sinks:
+        if c.attention.sinks:
             ops.unwritten_parameter("attention.sinks", "weight", (h,))
-        if c.qk_norm:
-            v = self.restrided(v, "v") if self.sums_shared_heads or c.attention == "eager" else v
+        if c.projections.qk_norm:
+            v = self.restrided(v, "v") if self.sums_shared_heads or c.attention.kernel == "eager" else v
             projected = (q, k)
-            q = self.head_norm(q, "attention.q_norm", self.axis("d" if c.square else "h·d_h"), by_head[0])
-            if c.qk_norm_width == "all-heads" and (c.attention == "eager" or c.pads_heads):
+            q = self.head_norm(q, "attention.q_norm", self.axis(c.attention.query_width), by_head[0])
+            if c.projections.qk_norm == "all-heads" and (c.attention.kernel == "eager" or c.attention.pads_heads):
                 q = ops.restrided_view(q, "q")
             k = self.head_norm(k, "attention.k_norm", self.axis("h_kv·d_h"), by_head[1])
-            if c.qk_norm_width == "all-heads":
+            if c.projections.qk_norm == "all-heads":
                 k = self.keys_by_head(k)
             self.tape.still_referenced(*projected)
         else:
             q, k, v = self.by_head(q, k, v)
-        if not c.qk_norm and c.position == "rope" and c.fused_qkv and not c.heads_first:
+        if (
+            not c.projections.qk_norm
+            and c.position.kind == "rope"
+            and c.projections.fused
+            and not c.attention.heads_first
+        ):
             v = ops.copy(v, "v")
-        if c.position == "rope":
+        if c.position.kind == "rope":
             straight = (q, k)
             q, k = self.rotated(q, "q"), self.rotated(k, "k")
             self.tape.still_referenced(*straight)
         if c.cache is not None:
             k, v = cached(ops, c.cache, k, v)
-        core = self.eager_core(q, k, v) if c.attention == "eager" else self.fused_core(q, k, v)
-        if c.selective:
+        core = self.eager_core(q, k, v) if c.attention.kernel == "eager" else self.fused_core(q, k, v)
+        if c.saving.selective:
             self.tape.recompute(core, (q, k, v))
-        eager, by_token = c.attention == "eager", core
+        eager, by_token = c.attention.kernel == "eager", core
         # The flash kernel's output has the layout of queries (at::empty_like), the memory-efficient one's is by token.
-        if eager or c.pads_heads or c.rotation or (c.heads_first and c.attention == "flash"):
+        heads_first = c.attention.heads_first and c.attention.kernel == "flash"
+        if eager or c.attention.pads_heads or c.attention.rotation or heads_first:
             by_token = ops.copy(core, "attention output by token", reorders=eager)
-        query_width = self.axis("d" if c.square else "h·d_h")
-        out = self.split.row(by_token, "attention.o_proj", ("d", query_width), bias=c.output_bias)
+        query_width = self.axis(c.attention.query_width)
+        out = self.split.row(by_token, "attention.o_proj", ("d", query_width), bias=c.projections.output_bias)
         self.split.returned(x, q, k, v, core)
         return out
 
     def projected(self, x: Tensor, shapes: tuple[Shape, Shape, Shape]) -> tuple[Tensor, ...]:
         """Queries, keys and values: views of one linear layer's output, or three linear layers with adapters."""
         c, ops = self.c, self.ops
-        if c.fused_qkv:
-            width = self.axis("3·d" if not c.grouped and c.square else "(h+2·h_kv)·d_h")
-            qkv = self.split.column(x, "attention.qkv_proj", (width, "d"), ("b", "s", width), bias=c.qkv_bias)
+        if c.projections.fused:
+            width = self.axis(c.attention.qkv_width)
+            qkv = self.split.column(x, "attention.qkv_proj", (width, "d"), ("b", "s", width), bias=c.projections.bias)
             return ops.split(qkv, shapes, "q, k, v")
-        query = self.axis("d" if c.square else "h·d_h")
-        widths = (query, *(query if not c.grouped else self.axis("h_kv·d_h"),) * 2)
+        query = self.axis(c.attention.query_width)
+        widths = (query, *(query if not c.attention.grouped else self.axis("h_kv·d_h"),) * 2)
         return tuple(
-            self.split.column(x, f"attention.{name}_proj", (width, "d"), shape, bias=c.qkv_bias)
+            self.split.column(x, f"attention.{name}_proj", (width, "d"), shape, bias=c.projections.bias)
             for name, width, shape in zip("qkv", widths, shapes, strict=True)
         )
 
@@ -83,7 +89,7 @@ class PlainAttention(PlainModule):
         if self.sums_shared_heads:
             v = self.restrided(v, "v")
             return q, self.restrided(k, "k"), v
-        if c.attention != "eager" and not c.pads_heads:
+        if c.attention.kernel != "eager" and not c.attention.pads_heads:
             return q, k, v
         v, q = self.restrided(v, "v"), self.restrided(q, "q")
         return q, self.keys_by_head(k), v
@@ -91,28 +97,32 @@ class PlainAttention(PlainModule):
     def keys_by_head(self, k: Tensor) -> Tensor:
         """Keys split into heads, as in `by_head`."""
         c = self.c
-        copied = self.sums_shared_heads or c.pads_heads or (c.attention == "eager" and c.grouped)
+        copied = (
+            self.sums_shared_heads or c.attention.pads_heads or (c.attention.kernel == "eager" and c.attention.grouped)
+        )
         return self.restrided(k, "k") if copied else k
 
     def restrided(self, x: Tensor, name: str) -> Tensor:
         """q, k or v split into heads, with a copy of its gradient; a single head has the same layout either way."""
-        return x if self.c.single_key_head and name != "q" else self.ops.restrided_view(x, name)
+        return x if self.c.attention.single_key_head and name != "q" else self.ops.restrided_view(x, name)
 
     @property
     def sums_shared_heads(self) -> bool:
         """Whether the kernel gets keys and values per query head, so their gradients are sums over query heads."""
-        return (self.c.attention == "memory-efficient" and self.c.grouped) or self.c.repeats_heads
+        return (
+            self.c.attention.kernel == "memory-efficient" and self.c.attention.grouped
+        ) or self.c.attention.repeats_heads
 
     def head_norm(self, heads: Tensor, module: str, width: str, out: Shape) -> Tensor:
         """A norm of query or key heads, with `width` features together."""
         c = self.c
-        if c.qk_norm_width == "all-heads":
-            return norm(self.ops, c, heads, module, width, weight=c.qk_norm_weight, out=out)
-        if c.qk_norm_width == "head":
-            return norm(self.ops, c, heads, module, "d_h", weight=c.qk_norm_weight)
-        if not c.qk_norm_weight or not c.norm_weight:
-            return norm(self.ops, c, heads, module, "d_h", weight=False)
-        normed = norm(self.ops, c, heads, module, "d_h", weight=False, out=("b", "s", width))
+        if c.projections.qk_norm == "all-heads":
+            return norm(self.ops, c.norm, heads, module, width, weight=c.projections.qk_norm_weight, out=out)
+        if c.projections.qk_norm == "head":
+            return norm(self.ops, c.norm, heads, module, "d_h", weight=c.projections.qk_norm_weight)
+        if not c.projections.qk_norm_weight or not c.norm.weight:
+            return norm(self.ops, c.norm, heads, module, "d_h", weight=False)
+        normed = norm(self.ops, c.norm, heads, module, "d_h", weight=False, out=("b", "s", width))
         return self.ops.times_weight(normed, module, width, out)
 
     def rotated(self, x: Tensor, name: str) -> Tensor:
@@ -120,7 +130,7 @@ class PlainAttention(PlainModule):
         ops = self.ops
         half = (*x.shape[:-1], "d_h/2")
         first, second = ops.split(x, (half, half), f"{name} halves")
-        table = Tensor(-1, ("s", "d_h"), self.c.compute)
+        table = Tensor(-1, ("s", "d_h"), self.c.dtypes.compute)
         straight = ops.scale(x, f"{name} * cos")
         self.tape.also_saves(table)
         self.tape.reads("cosines")
@@ -136,17 +146,17 @@ class PlainAttention(PlainModule):
         h = self.axis("h")
         heads, keys = ("b", "s", h, "d_h"), ("b", c.keys, h, "d_h")
         scores_shape = ("b", h, "s", c.keys)
-        if c.grouped:
+        if c.attention.grouped:
             k, v = ops.copy(k, "k for each head", keys), ops.copy(v, "v for each head", keys)
-        copies = ("q by head", "" if c.grouped else "k by head")  # bmm needs each head's matrix contiguous
+        copies = ("q by head", "" if c.attention.grouped else "k by head")  # bmm needs each head's matrix contiguous
         scores = ops.matmul(q, k, "scores", scores_shape, copies if c.batched else ("", ""))
         scores = ops.scale(scores, "scaled scores")
-        if c.position == "alibi":
+        if c.position.kind == "alibi":
             scores = ops.shift(scores, "biased scores")
         scores = ops.scale(scores, "masked scores")
         self.tape.also_saves(Tensor(-1, ("s", c.keys), "bool"))
         self.tape.reads("causal mask")
-        if c.implementation == "huggingface" and c.attention_sinks:  # gpt-oss: one column more, in the scores' dtype
+        if c.implementation == "huggingface" and c.attention.sinks:  # gpt-oss: one column more, in the scores' dtype
             given = scores
             scores = ops.shift(ops.copy(scores, "scores and sinks"), "scores less their maximum")
             probabilities = ops.softmax(scores, "attention probabilities")
@@ -158,8 +168,8 @@ class PlainAttention(PlainModule):
             self.layer.weights = (probabilities,)
         else:
             probabilities = ops.softmax(scores, "attention probabilities")
-        dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention_dropout)
-        copies = ("", "v by head" if c.batched and not c.grouped else "")
+        dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention.dropout)
+        copies = ("", "v by head" if c.batched and not c.attention.grouped else "")
         attended = ops.matmul(dropped, v, "attention output", heads, copies)
         self.tape.still_referenced(k, v, scores, probabilities, dropped)
         return attended
@@ -170,13 +180,13 @@ class PlainAttention(PlainModule):
         h, kv = self.axis("h"), self.axis("h_kv")
         if c.cache is not None:
             return cached_attention(ops, c, q, k, v, (h, kv, "d_h"))
-        if c.repeats_heads or (c.grouped and c.attention != "flash"):
+        if c.attention.repeats_heads or (c.attention.grouped and c.attention.kernel != "flash"):
             heads, kv = ("b", "s", h, "d_h"), h
             k, v = ops.copy(k, "k for each head", heads), ops.copy(v, "v for each head", heads)
-        if c.rotation:
-            return ops.ring_attention(q, k, v, h, kv, "d_h", c.rotation)
-        if c.pads_heads:
-            return ops.padded_flash_attention(q, k, v, h, kv, "s", splits=not c.attention_dropout)
-        if c.attention == "flash":
-            return ops.flash_attention(q, k, v, h, kv, "d_h", "s", splits=not c.attention_dropout)
+        if c.attention.rotation:
+            return ops.ring_attention(q, k, v, h, kv, "d_h", c.attention.rotation)
+        if c.attention.pads_heads:
+            return ops.padded_flash_attention(q, k, v, h, kv, "s", splits=not c.attention.dropout)
+        if c.attention.kernel == "flash":
+            return ops.flash_attention(q, k, v, h, kv, "d_h", "s", splits=not c.attention.dropout)
         return ops.efficient_attention(q, k, v, h, "d_h", "s")

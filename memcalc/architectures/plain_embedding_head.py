@@ -18,56 +18,55 @@ PAPER = "Korthikanti et al. (arXiv 2205.05198) section 4.1"
 def plain_embedding(c: BlockStructure) -> tuple[Tape, Tensor]:
     """Token and position embeddings, summed; and the tensors that all layers share."""
     tape = Tape()
-    ops = Operators(tape, c.compute, c.parameters, c.autocast, c.adapters, c.replaced_linears, c.caches_casts)
-    ops.float8 = c.float8
-    stream = "s/t" if c.sequence_sharded else "s"
-    width = "d_e" if c.separate_embedding_size else "d"
-    vocabulary = "V/t" if c.split else "V"
-    if c.dtensor:
+    ops = Operators(tape, c.dtypes, c.linears)
+    stream = c.sharding.tokens
+    width = "d_e" if c.embedding.separate_size else "d"
+    vocabulary = c.sharding.axis("V")
+    if c.sharding.dtensor:
         x = split_embedding(ops, c, width)
     else:
         view = c.head_gradient_is_a_view
-        x = ops.embedding("embed_tokens", (vocabulary, width), ("b", stream), tied=c.tied, view=view)
-    if c.separate_embedding_size:
+        x = ops.embedding("embed_tokens", (vocabulary, width), ("b", stream), tied=c.embedding.tied, view=view)
+    if c.embedding.separate_size:
         x = ops.linear(x, "project_in", ("d", "d_e"), ("b", stream, "d"), bias=False)
-    if c.position == "learned":
-        positions = ops.embedding("embed_positions", (c.position_table, "d"), (stream,), counts=True)
+    if c.position.kind == "learned":
+        positions = ops.embedding("embed_positions", (c.position.table, "d"), (stream,), counts=True)
         x = ops.broadcast_add(x, positions, "embedding sum")
-    if c.embedding_norm:
-        x = norm(ops, c, x, "embed_norm")
+    if c.embedding.norm:
+        x = norm(ops, c.norm, x, "embed_norm")
     shared_tables(tape, c)
     return tape, x
 
 
 def split_embedding(ops: Operators, c: BlockStructure, width: str) -> Tensor:
     """An embedding with rows that DTensor shards (RowwiseParallel): the rank's rows, summed across ranks."""
-    whole = c.unsharded_embedding_gradient
-    rows = ops.split_rows("embed_tokens", width, ("b", "s"), tied=c.tied, whole_gradient=whole)
+    whole = c.sharding.unsharded_embedding_gradient
+    rows = ops.split_rows("embed_tokens", width, ("b", "s"), tied=c.embedding.tied, whole_gradient=whole)
     return TensorParallelOps(ops, c).summed(rows, "embed_tokens output")
 
 
 def shared_tables(tape: Tape, c: BlockStructure) -> None:
     """Write the causal mask and RoPE cos/sin cache, created once per forward, live until backward has passed."""
     write_mask(tape, c)
-    ops = Operators(tape, c.compute, c.parameters, c.autocast, c.adapters, c.replaced_linears, c.caches_casts)
-    if c.attention == "eager":
+    ops = Operators(tape, c.dtypes, c.linears)
+    if c.attention.kernel == "eager":
         _held(ops, "causal mask", ("s", c.keys), "bool", ops.table("all tokens", ("s", c.keys), "bool"))
-    if c.position == "alibi":
+    if c.position.kind == "alibi":
         bias = ops.table("ALiBi's bias in fp32", ("h", "s"), "fp32", component=Component.TEMPORARIES)
-        if c.compute != "fp32":
-            bias = ops.table("ALiBi's bias", ("h", "s"), c.compute, component=Component.TEMPORARIES, of=(bias,))
-        (tape.held if c.checkpoints_layers else tape.names).add(bias.storage)
-    if c.position == "rope" and not c.mla:
+        if c.dtypes.compute != "fp32":
+            bias = ops.table("ALiBi's bias", ("h", "s"), c.dtypes.compute, component=Component.TEMPORARIES, of=(bias,))
+        (tape.live.held if c.saving.checkpoints_layers else tape.live.names).add(bias.storage)
+    if c.position.kind == "rope" and not c.projections.mla:
         counted = ops.table("positions", ("s",), "fp32")
         halves = ops.table("angles of pairs", ("s", "d_h/2"), "fp32", of=(counted,))
         angles = ops.table("angles", ("s", "d_h"), "fp32", of=(halves,))
         tape.still_referenced(counted, halves)
         for name, function in (("cosines", "cos"), ("sines", "sin")):
-            if c.compute == "fp32":
+            if c.dtypes.compute == "fp32":
                 _held(ops, name, ("s", "d_h"), "fp32", angles)
             else:
                 wide = ops.table(f"{function} in fp32", ("s", "d_h"), "fp32", of=(angles,))
-                _held(ops, name, ("s", "d_h"), c.compute, wide)
+                _held(ops, name, ("s", "d_h"), c.dtypes.compute, wide)
         tape.still_referenced(angles)
 
 
@@ -79,17 +78,16 @@ def _held(ops: Operators, name: str, shape: Shape, dtype: str, of: Tensor) -> No
 def plain_head(c: BlockStructure) -> tuple[Tape, None]:
     """Final norm, LM head, and the loss on fp32 logits."""
     tape = Tape(saved_component=Component.LOGITS_AND_LOSS)
-    ops = Operators(tape, c.compute, c.parameters, c.autocast, c.adapters, c.replaced_linears, c.caches_casts)
-    ops.float8 = c.float8
-    stream = "s/t" if c.sequence_sharded else "s"
+    ops = Operators(tape, c.dtypes, c.linears)
+    stream = c.sharding.tokens
     dtype = c.stream
     x = tape.input("head input", ("b", stream, "d"), dtype, f"{PAPER}.3")
-    if c.final_norm:
+    if c.head.norm:
         given = x
-        x = norm(ops, c, x, "norm")
+        x = norm(ops, c.norm, x, "norm")
         tape.still_referenced(given)
     width = "d"
-    if c.separate_embedding_size:
+    if c.embedding.separate_size:
         width = "d_e"
         x = ops.linear(x, "project_out", ("d_e", "d"), ("b", stream, "d_e"), bias=False)
     if c.cache is not None:

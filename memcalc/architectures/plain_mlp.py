@@ -15,34 +15,34 @@ class PlainMlp(PlainModule):
         x = self.split.module_input(x, "mlp")
         if self.layer.experts:
             return self.routed(x)
-        return self.dense(x, "mlp.", "4·d" if self.c.usual_intermediate_size else "F")
+        return self.dense(x, "mlp.", self.c.mlp.width)
 
     def dense(self, x: Tensor, prefix: str, width: str) -> Tensor:
         """Up (and gate) projection, activation, down projection."""
         c, inner = self.c, self.axis(width)
         weight, into = (inner, "d"), ("b", "s", inner)
         gate = None
-        if c.gated_mlp and c.implementation == "huggingface":  # down(act(gate(x)) * up(x)), without variables
-            kind = f"{prefix}{'silu' if c.mlp == 'swiglu' else 'gelu'}"
-            if c.fused_gate_up:
+        if c.mlp.gated and c.implementation == "huggingface":  # down(act(gate(x)) * up(x)), without variables
+            kind = f"{prefix}{'silu' if c.mlp.activation == 'swiglu' else 'gelu'}"
+            if c.mlp.fused_gate_up:
                 both = ("b", "s", f"2·{inner}")
-                gate = up = self.split.column(x, f"{prefix}gate_up_proj", (both[-1], "d"), both, bias=c.mlp_bias)
+                gate = up = self.split.column(x, f"{prefix}gate_up_proj", (both[-1], "d"), both, bias=c.mlp.bias)
                 gate = Tensor(gate.storage, into, gate.dtype, grad=False)
             else:
-                gate = self.split.column(x, f"{prefix}gate_proj", weight, into, bias=c.mlp_bias)
+                gate = self.split.column(x, f"{prefix}gate_proj", weight, into, bias=c.mlp.bias)
             gate = self.ops.pointwise(gate, kind)
-            if not c.fused_gate_up:
-                up = self.split.column(x, f"{prefix}up_proj", weight, into, bias=c.mlp_bias)
+            if not c.mlp.fused_gate_up:
+                up = self.split.column(x, f"{prefix}up_proj", weight, into, bias=c.mlp.bias)
             product = self.ops.mul(gate, up, f"{kind}(gate) * up")
-            self.split.returned(*((up,) if c.fused_gate_up else ()))
-            out = self.split.row(product, f"{prefix}down_proj", ("d", inner), bias=c.mlp_bias)
+            self.split.returned(*((up,) if c.mlp.fused_gate_up else ()))
+            out = self.split.row(product, f"{prefix}down_proj", ("d", inner), bias=c.mlp.bias)
             self.split.returned(x)
             return out
-        if c.gated_mlp:
-            gate = self.split.column(x, f"{prefix}gate_proj", weight, into, bias=c.mlp_bias)
-        up = self.split.column(x, f"{prefix}up_proj", weight, into, bias=c.mlp_bias)
+        if c.mlp.gated:
+            gate = self.split.column(x, f"{prefix}gate_proj", weight, into, bias=c.mlp.bias)
+        up = self.split.column(x, f"{prefix}up_proj", weight, into, bias=c.mlp.bias)
         product = self.activated(up, gate, prefix)
-        out = self.split.row(product, f"{prefix}down_proj", ("d", inner), bias=c.mlp_bias)
+        out = self.split.row(product, f"{prefix}down_proj", ("d", inner), bias=c.mlp.bias)
         self.split.returned(x, *(() if gate is None else (gate,)))
         return out
 
@@ -50,27 +50,29 @@ class PlainMlp(PlainModule):
         """gelu(up), relu(up), or silu(gate) * up."""
         ops = self.ops
         if gate is not None:
-            kind = "silu" if self.c.mlp == "swiglu" else "gelu"
+            kind = "silu" if self.c.mlp.activation == "swiglu" else "gelu"
             return ops.mul(ops.pointwise(gate, f"{prefix}{kind}"), up, f"{prefix}{kind}(gate) * up")
-        if self.c.mlp == "relu2":
+        if self.c.mlp.activation == "relu2":
             squared = ops.pow(ops.pointwise(up, f"{prefix}relu", saves="output"), f"{prefix}relu²")
             self.tape.still_referenced(up)
             return squared
-        return ops.pointwise(up, f"{prefix}{self.c.mlp}", saves="output" if self.c.mlp == "relu" else "input")
+        return ops.pointwise(
+            up, f"{prefix}{self.c.mlp.activation}", saves="output" if self.c.mlp.activation == "relu" else "input"
+        )
 
     def routed(self, x: Tensor) -> Tensor:
         """Top-k experts with balanced routing (memcalc/step/reference/mlp.py)."""
         c, ops = self.c, self.ops
         if c.implementation == "huggingface":
             return self.with_shared_expert(x, grouped_products(ops, c, x))
-        experts = "E/e" if c.experts_sharded else "E"
+        experts = "E/e" if c.sharding.expert_parallel else "E"
         given, x = x, ops.flattened(x, "tokens")
         copies, rows = ("b", "s", "k", "d"), (experts, "R")
-        inner, bias = f"F_e{c.expert_shard_suffix}", c.expert_bias
-        router = ops.linear(x, "mlp.router", ("E", "d"), ("b", "s", "E"), bias=c.router_bias)
+        inner, bias = f"F_e{c.sharding.expert_suffix}", c.experts.bias
+        router = ops.linear(x, "mlp.router", ("E", "d"), ("b", "s", "E"), bias=c.experts.router_bias)
         probabilities = ops.softmax(ops.cast(router, "fp32"), "router probabilities")
         ranked = probabilities
-        if c.router_correction:
+        if c.experts.router_correction:
             ranked = ops.table("corrected probabilities", probabilities.shape, "fp32", of=(probabilities,))
         chosen = ops.largest(ranked, copies[:-1], "chosen experts")
         weights = ops.gather(probabilities, copies[:-1], "router weights", values=True, index=chosen)
@@ -80,7 +82,7 @@ class PlainMlp(PlainModule):
         permuted = ops.rows_at(x, source, copies, "permuted tokens", x.shape[:-1])
         permuted = ops.copy(permuted, "permuted tokens, rounded up", (*rows, "d"))
         gate = None
-        if c.gated_mlp:
+        if c.mlp.gated:
             gate = ops.batched_linear(permuted, "mlp.experts.gate", (experts, "d", inner), (*rows, inner), bias=bias)
         up = ops.batched_linear(permuted, "mlp.experts.up", (experts, "d", inner), (*rows, inner), bias=bias)
         product = self.activated(up, gate, "mlp.experts.")
@@ -90,7 +92,7 @@ class PlainMlp(PlainModule):
         permuted_weights = ops.rows_at(weights, order, copies[:-1], "permuted router weights", copies[:-1])
         permuted_weights = ops.cast(permuted_weights, done.dtype)
         weighted = ops.mul(done_copies, permuted_weights, "weighted expert outputs", reduces=True)
-        summand = ("b", "s" if c.dtensor else self.layer.stream, "d")
+        summand = ("b", "s" if c.sharding.dtensor else self.layer.stream, "d")
         added = ops.scattered(weighted, summand, "sum of experts", in_place=False)
         total = self.split.summed(added, "sum of experts")
         y = self.with_shared_expert(x, total)
@@ -109,10 +111,10 @@ class PlainMlp(PlainModule):
     def with_shared_expert(self, x: Tensor, total: Tensor) -> Tensor:
         """Add the shared expert's output to that of the routed experts."""
         c, ops = self.c, self.ops
-        if not c.shared_expert:
+        if not c.experts.shared:
             return total
         common = self.dense(x, "mlp.shared_experts.", "F_s")
-        if c.shared_gate:
+        if c.experts.shared_gate:
             gate = ops.linear(x, "mlp.shared_expert_gate", ("1", "d"), ("b", "s", "1"), bias=False)
             gate = ops.pointwise(gate, "shared gate", saves="output")
             common = ops.weigh(common, gate, "gated shared expert", first=True)

@@ -23,8 +23,8 @@ class TensorParallelOps:
     def __init__(self, ops: Operators, c: BlockStructure) -> None:
         self.ops = ops
         self.c = c
-        self.stream = "s/t" if c.sequence_sharded else "s"  # the sequence axis of norms and residuals
-        self.gathers = c.dtensor and c.sequence_sharded
+        self.stream = c.sharding.tokens
+        self.gathers = c.sharding.dtensor and c.sharding.sequence_parallel
 
     def module_input(self, x: Tensor, name: str) -> Tensor:
         """Return the input of attention, MLP or LM head: all tokens under sequence parallelism (PrepareModuleInput)."""
@@ -34,13 +34,13 @@ class TensorParallelOps:
 
     def column(self, x: Tensor, module: str, weight: Shape, out: Shape, *, bias: bool, tied: bool = False) -> Tensor:
         """A linear layer sharded along its outputs (ColwiseParallel)."""
-        if self.c.dtensor and not self.gathers:
+        if self.c.sharding.dtensor and not self.gathers:
             x = self.ops.replicated(x, f"{module} input")
         return self.ops.linear(x, module, weight, out, bias=bias, tied=tied)
 
     def row(self, x: Tensor, module: str, weight: Shape, *, bias: bool) -> Tensor:
         """A linear layer sharded along its inputs (RowwiseParallel); its output is summed across ranks."""
-        if not self.c.dtensor:
+        if not self.c.sharding.dtensor:
             return self.ops.linear(x, module, weight, ("b", self.stream, "d"), bias=bias, row=True)
         out = self.summed(self.ops.linear(x, module, weight, ("b", "s", "d"), bias=bias), f"{module} output")
         self.returned(x)  # the hook that sums runs inside nn.Module.__call__, which references the arguments
@@ -52,7 +52,7 @@ class TensorParallelOps:
 
     def summed(self, partial: Tensor, name: str) -> Tensor:
         """The sum of partial results across ranks: all of it, or the rank's tokens."""
-        if not self.c.dtensor:
+        if not self.c.sharding.dtensor:
             return partial
         if not self.gathers:
             return self.ops.all_reduced(partial, name)

@@ -24,10 +24,13 @@ CAST_INPUTS = "torch 2.13 torch/distributed/fsdp/_fully_shard/_fsdp_state.py: ca
 def write(c: BlockStructure, part: str) -> tuple[Tape, Tensor | None]:
     """Return the tape of one part of the model, and its output."""
     tape = Tape(saved_component=Component.LOGITS_AND_LOSS if part == "head" else Component.ACTIVATIONS)
-    ops = Operators(tape, c.compute, c.compute, autocast=False)
-    ops.float8 = c.float8
+    ops = Operators(tape, c.dtypes._replace(parameters=c.dtypes.compute), c.linears)
     if part == "embedding":
-        x = split_embedding(ops, c, "d") if c.dtensor else ops.embedding("embed_tokens", ("V", "d"), ("b", "s"))
+        x = (
+            split_embedding(ops, c, "d")
+            if c.sharding.dtensor
+            else ops.embedding("embed_tokens", ("V", "d"), ("b", "s"))
+        )
         return tape, x
     if part == "head":
         return _head(c, tape, ops)
@@ -35,9 +38,11 @@ def write(c: BlockStructure, part: str) -> tuple[Tape, Tensor | None]:
 
 
 def _head(c: BlockStructure, tape: Tape, ops: Operators) -> tuple[Tape, None]:
-    x = tape.input("head input", ("b", TensorParallelOps(ops, c).stream, "d"), c.compute, SOURCE)
-    freed = c._replace(drops_logits=True)  # train.py: `del pred` comes between the loss and its backward
-    write_loss(ops, freed, norm(ops, c, x, "norm"), "d")
+    x = tape.input("head input", ("b", TensorParallelOps(ops, c).stream, "d"), c.dtypes.compute, SOURCE)
+    freed = c._replace(
+        head=c.head._replace(drops_logits=True)
+    )  # train.py: `del pred` comes between the loss and its backward
+    write_loss(ops, freed, norm(ops, c.norm, x, "norm"), "d")
     return tape, None
 
 
@@ -53,27 +58,24 @@ class TorchtitanLayer:
     def __init__(self, c: BlockStructure, tape: Tape, ops: Operators) -> None:
         self.c, self.tape, self.ops = c, tape, ops
         self.split = TensorParallelOps(ops, c)
-
-    def axis(self, name: str) -> str:
-        """Return the axis on one tensor-parallel rank."""
-        return f"{name}/t" if self.c.split else name
+        self.axis = c.sharding.axis
 
     def write(self) -> tuple[Tape, Tensor]:
         """Return the tape of the layer, and its output."""
         c, tape, ops = self.c, self.tape, self.ops
-        tape.stops_early = False  # torchtitan/config/job_config.py, ActivationCheckpoint: early_stop
-        x = tape.input("layer input", ("b", self.split.stream, "d"), c.compute, SOURCE)
-        if c.qk_norm:
-            tape.arguments.append(ops.table("RoPE cache, cast", ("s", "2·d_h"), c.compute, CAST_INPUTS))
-        normed = norm(ops, c, x, "input_norm")
+        tape.checkpoints.stops_early = False  # torchtitan/config/job_config.py, ActivationCheckpoint: early_stop
+        x = tape.input("layer input", ("b", self.split.stream, "d"), c.dtypes.compute, SOURCE)
+        if c.projections.qk_norm:
+            tape.arguments.append(ops.table("RoPE cache, cast", ("s", "2·d_h"), c.dtypes.compute, CAST_INPUTS))
+        normed = norm(ops, c.norm, x, "input_norm")
         attended = self.attention(normed)
         self.split.returned(normed)
         x = ops.add(x, attended, "attention sum")
-        normed = norm(ops, c, x, "post_attention_norm")
+        normed = norm(ops, c.norm, x, "post_attention_norm")
         fed = self.mlp(normed)
         self.split.returned(normed)
         output = ops.add(x, fed, "layer output")
-        if c.selective:
+        if c.saving.selective:
             tape.recompute_all(self.kept())
         return tape, output
 
@@ -81,22 +83,24 @@ class TorchtitanLayer:
         """Attention.forward, with a kernel that takes grouped heads."""
         c, ops, split = self.c, self.ops, self.split
         x = split.module_input(normed, "attention")
-        h, kv = self.axis("h"), self.axis("h_kv" if c.grouped else "h")
-        width = self.axis("d" if c.square else "h·d_h")
-        kv_width = self.axis("h_kv·d_h") if c.grouped else width
+        h, kv = self.axis("h"), self.axis("h_kv" if c.attention.grouped else "h")
+        width = self.axis(c.attention.query_width)
+        kv_width = self.axis("h_kv·d_h") if c.attention.grouped else width
         q, k, v = (
             split.column(x, f"attention.{name}_proj", (out, "d"), ("b", "s", heads, "d_h"), bias=False)
             for name, out, heads in (("q", width, h), ("k", kv_width, kv), ("v", kv_width, kv))
         )
-        if c.qk_norm:
-            q = norm(ops, c, q, "attention.q_norm", "d_h")
-            k = norm(ops, c, k, "attention.k_norm", "d_h")
-        q, k = self.rotated_halves(q, k) if c.qk_norm else self.rotated_pairs(q, k)
-        if c.repeats_heads:
+        if c.projections.qk_norm:
+            q = norm(ops, c.norm, q, "attention.q_norm", "d_h")
+            k = norm(ops, c.norm, k, "attention.k_norm", "d_h")
+        q, k = self.rotated_halves(q, k) if c.projections.qk_norm else self.rotated_pairs(q, k)
+        if c.attention.repeats_heads:
             kv, heads = h, ("b", "s", h, "d_h")
             k, v = ops.copy(k, "k for each head", heads), ops.copy(v, "v for each head", heads)
-        if c.rotation:
-            core = ops.copy(ops.ring_attention(q, k, v, h, kv, "d_h", c.rotation), "attention output by token")
+        if c.attention.rotation:
+            core = ops.copy(
+                ops.ring_attention(q, k, v, h, kv, "d_h", c.attention.rotation), "attention output by token"
+            )
         else:
             core = ops.flash_attention(q, k, v, h, kv, "d_h", "s", splits=True)
         out = split.row(core, "attention.o_proj", ("d", width), bias=False)
@@ -107,7 +111,7 @@ class TorchtitanLayer:
         """FeedForward.forward: w2(silu(w1(x)) * w3(x))."""
         ops, split = self.ops, self.split
         x = split.module_input(normed, "mlp")
-        inner = self.axis("4·d" if self.c.usual_intermediate_size else "F")
+        inner = self.axis(self.c.mlp.width)
         into = ("b", "s", inner)
         gate = split.column(x, "mlp.gate_proj", (inner, "d"), into, bias=False)
         activated = ops.pointwise(gate, "mlp.silu")
@@ -131,7 +135,7 @@ class TorchtitanLayer:
         y = self.ops.mul_table(x, f"{name} turned", "fp32")
         conjugate = self.tape.store(f"conjugate of the cache for {name}", ("s", "d_h"), "fp32", "aten::resolve_conj")
         node = self.tape.nodes[-1]
-        node.prepares, node.between = ((conjugate, 1),), ((conjugate, -1),)
+        node.backward = node.backward._replace(prepares=((conjugate, 1),), between=((conjugate, -1),))
         return y
 
     def rotated_halves(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -160,6 +164,6 @@ class TorchtitanLayer:
         nodes = self.tape.nodes
         matmuls = [node for node in nodes if node.multiplies]
         attention = next(node for node in nodes if node.name == "attention")
-        summed = [node for node in nodes if node.name.endswith("summed")] if self.c.sequence_sharded else []
+        summed = [node for node in nodes if node.name.endswith("summed")] if self.c.sharding.sequence_parallel else []
         results = [tensor.storage for node in (*matmuls[::2], *summed, attention) for tensor in node.outputs]
-        return (*results, *attention.also_allocates)
+        return (*results, *attention.forward.also)

@@ -33,7 +33,8 @@ def host_rows(spec: Spec, stage: Stage) -> Rows | None:
     options = state_options(spec)
     if spec.training.offload_activations != "none":
         return activation_rows(spec, stage)
-    return _host_rows(stage_parameters(spec, stage), options) if options.offloads or options.weights_on_host else None
+    uses_host = options.host.offloads or options.host.has_weights
+    return _host_rows(stage_parameters(spec, stage), options) if uses_host else None
 
 
 @lru_cache(maxsize=1024)

@@ -147,7 +147,7 @@ def _frozen_model(spec: Spec) -> Iterator[tuple[str, bool]]:
     if training.teacher is not None and parallelism.weights_on_host:  # host memory, not GPU memory
         yield "the teacher's weights in host memory", False
     has_own_units = training.teacher is not None or (training.reference_model and training.framework == "torchtune")
-    reshards = parallelism.zero_stage == FULLY_SHARDED and state_options(spec).reshards_root
+    reshards = parallelism.zero_stage == FULLY_SHARDED and state_options(spec).fsdp.reshards_root
     if has_own_units and parallelism.engine == "fsdp2" and parallelism.shards > 1 and not reshards:
         yield "units of the second model that stay gathered between its forward passes", True
 

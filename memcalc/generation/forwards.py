@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from memcalc.architectures.kv_cache import KEPT, SO_FAR
-from memcalc.architectures.structure import LayerKVCache
+from memcalc.architectures.options.attention import LayerKVCache
 from memcalc.spec.inference import InferenceSpec
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.spec import Spec

@@ -237,7 +237,7 @@ def _parsed(text: str, suffix: str, label: str) -> Mapping[str, Any] | None:
     data: Any
     try:
         if suffix in _SCRIPTS:
-            from memcalc.importers.megatron_arguments import arguments_of
+            from memcalc.importers.megatron.arguments import arguments_of
 
             data = arguments_of(text)
         elif suffix == ".toml":

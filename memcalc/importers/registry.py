@@ -13,9 +13,9 @@ from memcalc.importers.gpt_neox import GPT_NEOX
 from memcalc.importers.huggingface import TRAINING_ARGUMENTS
 from memcalc.importers.litgpt import LITGPT
 from memcalc.importers.llama_factory import LLAMA_FACTORY
-from memcalc.importers.megatron import MEGATRON
-from memcalc.importers.nemo import NEMO
-from memcalc.importers.nemo_recipe import NEMO_RECIPE
+from memcalc.importers.megatron.table import MEGATRON
+from memcalc.importers.nemo.megatron_models import NEMO
+from memcalc.importers.nemo.recipe import NEMO_RECIPE
 from memcalc.importers.torchtitan import TORCHTITAN
 from memcalc.importers.torchtune import TORCHTUNE
 

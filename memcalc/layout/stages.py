@@ -84,14 +84,14 @@ class LayerModules(NamedTuple):
         reads_leaf: whether matmuls read the input, a leaf with a gradient; autocast caches casts of leaves.
     """
 
-    experts: bool
-    masked: bool
-    without_rope: bool
-    linear: bool
-    full_heads: bool
-    mixer: str
-    detached: bool
-    reads_leaf: bool
+    experts: bool = False
+    masked: bool = False
+    without_rope: bool = False
+    linear: bool = False
+    full_heads: bool = False
+    mixer: str = ""
+    detached: bool = False
+    reads_leaf: bool = False
 
     @property
     def starts_apart(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from memcalc.ledger.component import Component
 from memcalc.operators.base import Base
 from memcalc.programs import operator_workspaces
-from memcalc.programs.tape import NEW, OF_THE_HOST, Node, Shape, Tensor
+from memcalc.programs.tape import NEW, OF_THE_HOST, BackwardMemory, ForwardMemory, Node, Shape, Tensor
 from memcalc.spec.recipes import DTYPE_BYTES
 
 # ATen native/transformers/cuda/attention.cu, _efficient_attention_forward: CPU scalars, saved with the rest
@@ -70,9 +70,8 @@ class FusedAttention(Base):
             (y,),
             (*dict.fromkeys(t.storage for t in (q, k, v, y)), *kept),
             (NEW, NEW, NEW),
-            also_allocates=kept,
-            forward_temporaries=parts,
-            backward_temporaries=(scratch, *self._dropped(q, k, v)),
+            forward=ForwardMemory(also=kept, temporaries=parts),
+            backward=BackwardMemory(temporaries=(scratch, *self._dropped(q, k, v))),
             variables=(*_by_head(q, k, v, y), *(self.tape.full_tensor(index) for index in kept)),
         )
         self.tape.record(node)
@@ -164,9 +163,8 @@ class FusedAttention(Base):
             (y,),
             saved,
             (NEW, NEW, NEW, *(None for _ in mask)),
-            also_allocates=(lse,),
-            forward_temporaries=(outputs,),
-            backward_temporaries=(scratch, *self._dropped(q, k, v)),
+            forward=ForwardMemory(also=(lse,), temporaries=(outputs,)),
+            backward=BackwardMemory(temporaries=(scratch, *self._dropped(q, k, v))),
             variables=(*_by_head(q, k, v), *seen, *_by_head(y), self.tape.full_tensor(lse), *SEED_AND_OFFSET),
         )
         self.tape.record(node)

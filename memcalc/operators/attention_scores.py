@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memcalc.operators.base import DERIVATIVES, Base
 from memcalc.programs import operator_workspaces
-from memcalc.programs.tape import NEW, SAME, SCALED, Node, Shape, Tensor
+from memcalc.programs.tape import NEW, SAME, SCALED, BackwardMemory, Node, Shape, Tensor
 
 
 class AttentionScores(Base):
@@ -71,5 +71,5 @@ class AttentionScores(Base):
         y = tape.new(name, out, x.dtype, "aten::index")
         rule = operator_workspaces.named(operator_workspaces.add_rows, indices=("1",), rows=("h_kv",))
         scratch = tape.store(f"{name}: sorted index", (), "uint8", "ATen native/cuda/Indexing.cu", rule=rule)
-        tape.record(Node(name, (x,), (y,), (), (NEW,), backward_temporaries=(scratch,)))
+        tape.record(Node(name, (x,), (y,), (), (NEW,), backward=BackwardMemory(temporaries=(scratch,))))
         return y

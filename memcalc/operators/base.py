@@ -4,14 +4,63 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
 
 from memcalc.layout.adapters import Adapters
 from memcalc.ledger.component import Component
 from memcalc.programs import operator_workspaces
 from memcalc.programs.tape import NEW, Node, Shape, Tape, Tensor
+from memcalc.spec.fp32_modules import in_fp32
+
+if TYPE_CHECKING:
+    from memcalc.operators.float8 import Float8
 
 TIED_SUM = "sum with the tied head's gradient"  # name of this sum in rows
 DERIVATIVES = "torch 2.13 tools/autograd/derivatives.yaml"
+
+
+class Dtypes(NamedTuple):
+    """Dtypes of modules, and what autocast does to them.
+
+    Args:
+        compute: dtype of forward and backward, "bf16", "fp16" or "fp32".
+        parameters: dtype of the weights.
+        autocast: whether torch.autocast is enabled, with the compute dtype.
+        caches_casts: whether autocast caches casts of leaves.
+        fp32_modules: modules with fp32 parameters, for any parameter dtype.
+    """
+
+    compute: str
+    parameters: str
+    autocast: bool = False
+    caches_casts: bool = True
+    fp32_modules: tuple[str, ...] = ()
+
+    @property
+    def embedded(self) -> str:
+        """The dtype of the embedding's output."""
+        return "fp32" if in_fp32("embed_tokens", self.fp32_modules) else self.parameters
+
+
+class LinearLayers(NamedTuple):
+    """The classes of linear layers that a library or an engine puts in place of nn.Linear.
+
+    Args:
+        adapters: adapters of a frozen base model; None: the model's own parameters train.
+        replaced: whether DeepSpeed's stage 3 runs its own linear layers (runtime/zero/linear.py).
+        float8: options of torchao's FP8 linear layers.
+        fp8: scaling recipe of Transformer Engine's FP8 GEMMs.
+        fp8_columns: whether Transformer Engine makes a second FP8 copy for backward GEMMs.
+    """
+
+    adapters: Adapters | None = None
+    replaced: bool = False
+    float8: Float8 | None = None
+    fp8: str = "none"
+    fp8_columns: bool = False
+
+
+NN_LINEAR = LinearLayers()
 
 
 class Base:
@@ -19,34 +68,15 @@ class Base:
 
     Args:
         tape: records the operators.
-        compute: dtype of forward and backward, "bf16", "fp16" or "fp32".
-        parameters: dtype of the weights.
-        autocast: whether torch.autocast is enabled, with the compute dtype.
-        adapters: adapters of a frozen base model; None: the model's own parameters train.
-        replaced_linears: whether DeepSpeed's stage 3 runs its own linear layers (runtime/zero/linear.py).
-        caches_casts: whether autocast caches casts of leaves.
+        dtypes: the dtypes of the modules.
+        linears: the classes of the linear layers.
     """
 
-    def __init__(
-        self,
-        tape: Tape,
-        compute: str,
-        parameters: str,
-        autocast: bool,
-        adapters: Adapters | None = None,
-        replaced_linears: bool = False,
-        caches_casts: bool = True,
-    ) -> None:
-        self.adapters = adapters
+    def __init__(self, tape: Tape, dtypes: Dtypes, linears: LinearLayers = NN_LINEAR) -> None:
         self.tape = tape
-        self.compute = compute
-        self.parameters = parameters
-        self.autocast = autocast
-        self.fp8, self.fp8_columns = "none", False  # of Transformer Engine's linear layers
+        self.compute, self.parameters, self.autocast, self.caches_casts, self.fp32_modules = dtypes
+        self.adapters, self.replaced_linears, self.float8, self.fp8, self.fp8_columns = linears
         self.fuses_weight_gradients = True  # whether Megatron-Core's GEMMs add to the main gradients
-        self.fp32_modules: tuple[str, ...] = ()  # modules with fp32 parameters, for any parameter dtype
-        self.replaced_linears = replaced_linears
-        self.caches_casts = caches_casts
         self.cached: dict[Tensor, Tensor] = {}  # casts of leaves that autocast has cached
 
     @contextmanager
@@ -90,7 +120,7 @@ class Base:
         name = f"{module}.{tensor} in {self.compute} (autocast cache)"
         storage = self.tape.store(name, shape, self.compute, citation, component=Component.TEMPORARIES)
         cast = Tensor(storage, shape, self.compute)
-        self.tape.region.add(storage)
+        self.tape.live.region.add(storage)
         self.tape.record(Node(f"{module}.{tensor} cast", (), (cast,), (), (), parameters=(gradient,)))
         return cast
 
@@ -103,7 +133,7 @@ class Base:
             if not x.leaf or y is x or not self.caches_casts:
                 return y
             self.cached[x] = y
-            self.tape.region.add(y.storage)
+            self.tape.live.region.add(y.storage)
         return self.cached[x]
 
     def sorted_indices(self, module: str, tokens: Shape, rows: str) -> int:

@@ -5,7 +5,19 @@ from __future__ import annotations
 from memcalc.operators.lora_linear import LoraLinear
 from memcalc.operators.loss import Loss
 from memcalc.programs.program import HEAD
-from memcalc.programs.tape import IN_PLACE, NEW, SAME, SUMMED, VIEW, CheckpointSegment, Node, Shape, Tensor
+from memcalc.programs.tape import (
+    IN_PLACE,
+    NEW,
+    SAME,
+    SUMMED,
+    VIEW,
+    BackwardMemory,
+    CheckpointSegment,
+    ForwardMemory,
+    Node,
+    Shape,
+    Tensor,
+)
 
 TRL = "TRL 1.16 trl/kernels/chunked_logprob.py"
 _SUMS = ("maximum", "sum", "weighted sum", "sum of squares", "sum of logits", "maximum before", "logit of the label")
@@ -32,7 +44,7 @@ class ChunkedLoss(LoraLinear, Loss):
                 logits = self.linear(part, "lm_head", weight, out, bias=bias, tied=tied)
             losses.append(self.cross_entropy(self.cast(logits, "fp32", "logits in fp32"), of=" of a chunk"))
             of_chunks.append(tape.nodes[start:])
-            tape.segments.append(CheckpointSegment(start, len(tape.nodes), (part.storage,)))
+            tape.checkpoints.segments.append(CheckpointSegment(start, len(tape.nodes), (part.storage,)))
         self._add_up(of_chunks, tied=tied)
         self._sum_of(losses)
 
@@ -97,8 +109,8 @@ class ChunkedLoss(LoraLinear, Loss):
             gradient = self.parameter_gradient("lm_head", "weight", weight, self.parameters)
             shared.append(self.cast_weight("lm_head", "weight", weight, gradient))
             if tied:
-                self.tape.deferred.add(gradient)
-                self.tape.tied_gradient = gradient
+                self.tape.gradients.deferred.add(gradient)
+                self.tape.gradients.tied = gradient
         return shared
 
     def _with_casts(self, x: Tensor, shared: list[Tensor], out: Shape) -> Tensor:
@@ -126,7 +138,7 @@ class ChunkedLoss(LoraLinear, Loss):
                 (y,),
                 (x.storage, shared[-1].storage),
                 kinds,
-                summed_later=sums,
+                backward=BackwardMemory(summed_later=sums),
                 module=HEAD,
                 multiplies=True,
             )
@@ -148,19 +160,22 @@ class ChunkedLoss(LoraLinear, Loss):
                 for gradient in reversed(node.parameters):
                     storage = tape.storages[gradient]
                     name = storage.parameter
-                    tape.deferred.add(gradient)
+                    tape.gradients.deferred.add(gradient)
                     if name not in firsts:
                         firsts[name] = totals[name] = gradient
-                    elif totals[name] == firsts[name]:
+                        continue
+                    if totals[name] == firsts[name]:
                         tape.storages.append(storage)
                         totals[name] = len(tape.storages) - 1
-                        node.sums += ((totals[name], firsts[name], gradient),)
+                        added: tuple[int, ...] = (totals[name], firsts[name], gradient)
                     else:
-                        node.sums += ((totals[name], gradient),)
+                        added = (totals[name], gradient)
+                    node.deferred = node.deferred._replace(sums=(*node.deferred.sums, added))
         if tied:  # the embedding's gradient is still to come
-            tape.tied_gradient = totals.get(f"{HEAD}.weight", tape.tied_gradient)
+            tape.gradients.tied = totals.get(f"{HEAD}.weight", tape.gradients.tied)
         else:
-            of_chunks[0][0].completes = tuple(totals.values())
+            last = of_chunks[0][0]
+            last.deferred = last.deferred._replace(completes=tuple(totals.values()))
 
     def fused_cross_entropy(self, x: Tensor, weight: Shape, *, tied: bool) -> None:
         """Liger's fused loss: forward computes both gradients, some rows of logits at a time; backward returns them."""
@@ -183,14 +198,14 @@ class ChunkedLoss(LoraLinear, Loss):
             temporaries += casts if trains and not caches else casts[:1]  # of a frozen weight the transpose alone
             if caches:
                 cached = (casts[1],)
-                tape.region.add(casts[1])
+                tape.live.region.add(casts[1])
         of_x = tape.store(f"gradient of {tape.storages[x.storage].name}", x.shape, x.dtype, LIGER)
         parameters: tuple[int, ...] = ()
         if trains:
             parameters = (self.parameter_gradient("lm_head", "weight", weight, self.parameters),)
             if tied:
-                tape.deferred.update(parameters)
-                (tape.tied_gradient,) = parameters
+                tape.gradients.deferred.update(parameters)
+                (tape.gradients.tied,) = parameters
         loss = tape.new("loss", (), "fp32", LIGER)
         made = (of_x, *parameters)
         tape.record(
@@ -200,8 +215,7 @@ class ChunkedLoss(LoraLinear, Loss):
                 (loss,),
                 made,
                 (IN_PLACE,),
-                also_allocates=(*made, *cached),
-                forward_temporaries=tuple(temporaries),
+                forward=ForwardMemory(also=(*made, *cached), temporaries=tuple(temporaries)),
                 parameters=parameters,
             )
         )
@@ -238,8 +252,7 @@ class ChunkedLoss(LoraLinear, Loss):
                 (found,),
                 (rows.storage, *labels, *sums),
                 (NEW,),
-                also_allocates=(*labels, *entropy, *sums),
-                allocated_first=tuple(labels),
+                forward=ForwardMemory(also=(*labels, *entropy, *sums), first=tuple(labels)),
             )
         )
         return found
@@ -268,7 +281,9 @@ class ChunkedLoss(LoraLinear, Loss):
         shape = (rows, "s-1", "V")
         labels = tape.store("labels of tokens with a label", shape[:2], "int64", citation)
         counted = tape.store("whether a token has a label", shape[:2], "bool", citation)
-        tape.record(Node("labels of tokens with a label", (), (), (), (), also_allocates=(labels, counted)))
+        tape.record(
+            Node("labels of tokens with a label", (), (), (), (), forward=ForwardMemory(also=(labels, counted)))
+        )
         sliced = Tensor(logits.storage, shape, logits.dtype, logits.grad)
         tape.record(Node("logits of tokens with a label", (logits,), (sliced,), (), (NEW,)))
         scaled = tape.new("logits over the temperature", shape, logits.dtype, citation, grad=logits.grad)
@@ -309,10 +324,8 @@ class ChunkedLoss(LoraLinear, Loss):
                 (hidden,),
                 (mask,),
                 (NEW,),
-                also_allocates=(mask,),
-                allocated_first=(mask,),
-                forward_temporaries=(found,),
-                backward_temporaries=(found,),
+                forward=ForwardMemory(also=(mask,), first=(mask,), temporaries=(found,)),
+                backward=BackwardMemory(temporaries=(found,)),
             )
         )
         trains, dtype = self.trains("lm_head"), self.compute if self.autocast else x.dtype
@@ -338,8 +351,8 @@ class ChunkedLoss(LoraLinear, Loss):
                 wide.append(tape.store("gradient of lm_head.weight in fp32", weight, "fp32", TRL))
             parameters = (self.parameter_gradient("lm_head", "weight", weight, self.parameters),)
             if tied:
-                tape.deferred.update(parameters)
-                (tape.tied_gradient,) = parameters
+                tape.gradients.deferred.update(parameters)
+                (tape.gradients.tied,) = parameters
         loss = tape.new("loss", (), "fp32", TRL)
         made = (labels, *kept)
         # Gradients in fp32 are allocated before the tile, the others after it, when the sums are cast.
@@ -351,13 +364,13 @@ class ChunkedLoss(LoraLinear, Loss):
                 (loss,),
                 (hidden.storage, *made),
                 (NEW,),
-                also_allocates=made,
-                allocated_first=(labels,),
-                forward_temporaries=(*sums, tile, *casts),
-                prepares=tuple((index, 1) for index in temporaries) if cast else (),
-                backward_temporaries=() if cast else temporaries,
+                forward=ForwardMemory(also=made, first=(labels,), temporaries=(*sums, tile, *casts)),
+                backward=BackwardMemory(
+                    prepares=tuple((index, 1) for index in temporaries) if cast else (),
+                    temporaries=() if cast else temporaries,
+                    parameters_first=cast and self.parameters == "fp32",
+                ),
                 parameters=parameters,
-                parameters_first=cast and self.parameters == "fp32",
                 multiplies=True,
                 written=tile,
             )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from memcalc.ledger.component import Component
 from memcalc.operators.base import TIED_SUM, Base
 from memcalc.programs import operator_workspaces
-from memcalc.programs.tape import NEW, SAME, Node, Shape, Tensor
+from memcalc.programs.tape import NEW, SAME, BackwardMemory, DeferredGradients, ForwardMemory, Node, Shape, Tensor
 
 FUNCTIONAL = "torch 2.13 torch/distributed/_functional_collectives.py"
 
@@ -41,9 +41,8 @@ class Collectives(Base):
             (whole,),
             (),
             (NEW,),
-            allocated_first=arrives,
-            prepares=((leaves, 1),),
-            between=((leaves, -1),),
+            forward=ForwardMemory(first=arrives),
+            backward=BackwardMemory(prepares=((leaves, 1),), between=((leaves, -1),)),
         )
         tape.record(node)
         return whole
@@ -67,9 +66,10 @@ class Collectives(Base):
             (part,),
             (),
             (NEW,),
-            allocated_first=(leaves,),
-            prepares=tuple((index, 1) for index in arrives),
-            between=tuple((index, -1) for index in arrives),
+            forward=ForwardMemory(first=(leaves,)),
+            backward=BackwardMemory(
+                prepares=tuple((index, 1) for index in arrives), between=tuple((index, -1) for index in arrives)
+            ),
         )
         tape.record(node)
         return part
@@ -91,7 +91,7 @@ class Collectives(Base):
         tape = self.tape
         whole = tape.new(f"{name}, gathered", shape, part.dtype, f"{FUNCTIONAL}: all_gather_single")
         arrives = self._passing(f"{name}, received", shape, part.dtype)
-        tape.record(Node(f"{name} gathered", (part,), (whole,), (), (NEW,), allocated_first=(arrives,)))
+        tape.record(Node(f"{name} gathered", (part,), (whole,), (), (NEW,), forward=ForwardMemory(first=(arrives,))))
         return whole
 
     def split_rows(self, module: str, width: str, tokens: Shape, *, tied: bool, whole_gradient: bool) -> Tensor:
@@ -123,15 +123,14 @@ class Collectives(Base):
                 (y,),
                 (),
                 (),
-                prepares=first,
-                backward_temporaries=temporaries,
+                backward=BackwardMemory(prepares=first, temporaries=temporaries),
                 parameters=(gradient,),
                 module=module,
             )
             tape.record(node)
             return y
         whole = tape.store(f"{module} gradient of the whole embedding", ("V", width), self.parameters, source)
-        tape.deferred.add(whole)
+        tape.gradients.deferred.add(whole)
         gradient = self.parameter_gradient(module, "weight", ("V/t", width), self.parameters)
         sums: tuple[tuple[int, ...], ...] = ((gradient, whole),)
         drops: tuple[int, ...] = ()
@@ -142,20 +141,17 @@ class Collectives(Base):
                 for name in ("gradient before the sum", TIED_SUM)
             )
             sums, drops = ((rows,), (total, rows)), (total, whole)
-            tape.tied_sum = total
-            tape.arrives_summed = gradient
+            tape.gradients.tied_sum = total
+            tape.gradients.arrives_summed = gradient
         node = Node(
             module,
             (),
             (y,),
             (),
             (),
-            prepares=first,
-            backward_temporaries=(scratch,),
+            backward=BackwardMemory(prepares=first, temporaries=(scratch,)),
             parameters=(whole,),
-            sums=sums,
-            drops=drops,
-            completes=() if tied else (gradient,),
+            deferred=DeferredGradients(sums=sums, drops=drops, completes=() if tied else (gradient,)),
             module=module,
         )
         tape.record(node)

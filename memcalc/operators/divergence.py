@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memcalc.operators.loss import Loss
-from memcalc.programs.tape import ALIAS, NEW, SAME, Node, Tensor
+from memcalc.programs.tape import ALIAS, NEW, SAME, ForwardMemory, Node, Tensor
 
 SOURCE = "torchtune 0.6.1 modules/loss/kd_losses.py"
 
@@ -122,7 +122,11 @@ class DivergenceLoss(Loss):
         tape.record(Node("sum over the vocabulary", (products,), (each,), (), (SAME,)))
         counted = tape.store("whether a token has a label", rows, "int32", SOURCE)
         labeled = tape.new("divergence of each label", rows, "fp32", SOURCE)
-        tape.record(Node("product with the mask", (each,), (labeled,), (counted,), (NEW,), also_allocates=(counted,)))
+        tape.record(
+            Node(
+                "product with the mask", (each,), (labeled,), (counted,), (NEW,), forward=ForwardMemory(also=(counted,))
+            )
+        )
         total = tape.new("divergence of a chunk", (), "fp32", SOURCE)
         tape.record(Node("sum over tokens", (labeled,), (total,), (), (SAME,)))
         tape.still_referenced(products)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from memcalc.ledger.component import Component
 from memcalc.operators.base import DERIVATIVES, Base, wider
 from memcalc.programs.program import SharedTable
-from memcalc.programs.tape import ALIAS, CAST, NEW, REDUCED, SAME, Node, Shape, Tensor
+from memcalc.programs.tape import ALIAS, CAST, NEW, REDUCED, SAME, BackwardMemory, ForwardMemory, Node, Shape, Tensor
 
 
 class Elementwise(Base):
@@ -114,11 +114,13 @@ class Elementwise(Base):
             (y,),
             (x.storage,),
             (NEW if x.dtype == y.dtype else CAST,),
-            prepares=multiplied if second else (),
-            between=() if second else multiplied,
+            backward=BackwardMemory(
+                prepares=multiplied if second else (),
+                between=() if second else multiplied,
+                summed=(gradient,),
+                summed_later=sums,
+            ),
             parameters=(gradient,),
-            summed=(gradient,),
-            summed_later=sums,
             module=module,
         )
         tape.record(node)
@@ -175,7 +177,7 @@ class Elementwise(Base):
         if node.gradients[0] is not None:
             names = (f"{name}: cube", f"{name}: half the gradient")
             made = [self.tape.store(each, y.shape, y.dtype, DERIVATIVES) for each in names]
-            node.prepares = tuple((index, 1) for index in made)
+            node.backward = node.backward._replace(prepares=tuple((index, 1) for index in made))
         return y
 
     def mean(self, x: Tensor, name: str) -> Tensor:
@@ -220,11 +222,12 @@ class Elementwise(Base):
         self.tape.still_referenced(x)  # the caller's argument; its cast is created inside
         node = self.tape.nodes[-1]
         factors = (f"{name}: the lower power", f"{name}: times the exponent")
-        node.prepares = tuple(
+        prepared = tuple(
             (self.tape.store(factor, y.shape, y.dtype, "torch 2.13 FunctionsManual.cpp, pow_backward"), 1)
             for factor in factors
             if node.gradients[0] is not None
         )
+        node.backward = node.backward._replace(prepares=prepared)
         return y
 
     def pointwise(self, x: Tensor, name: str, *, saves: str = "input") -> Tensor:
@@ -240,7 +243,7 @@ class Elementwise(Base):
             return x
         y = self.tape.new(f"{name} output", x.shape, x.dtype, "ATen native/cuda/Dropout.cu")
         mask = self.tape.store(f"{name} mask", x.shape, "bool", "ATen native/cuda/Dropout.cu: a bool mask is saved")
-        self.tape.record(Node(name, (x,), (y,), (mask,), (NEW,), also_allocates=(mask,), allocated_first=(mask,)))
+        self.tape.record(Node(name, (x,), (y,), (mask,), (NEW,), forward=ForwardMemory(also=(mask,), first=(mask,))))
         return y
 
     def copy(self, x: Tensor, name: str, shape: Shape | None = None, *, reorders: bool = False) -> Tensor:
@@ -313,7 +316,7 @@ class Elementwise(Base):
             made = (tape.store(f"{name} indices", tokens, "int64", "aten::index saves its indices"),)
         indices = made if index is None else (index.storage,)
         saved = (*((x.storage,) if values else ()), *indices)
-        tape.record(Node(name, (x,), (y,), saved, (NEW,), also_allocates=made))
+        tape.record(Node(name, (x,), (y,), saved, (NEW,), forward=ForwardMemory(also=made)))
         return y if padded is None else self.copy(y, f"{name}, rounded up", padded)
 
     def scattered(self, x: Tensor, out: Shape, name: str, *, in_place: bool = True) -> Tensor:
@@ -338,7 +341,7 @@ class Elementwise(Base):
         node = next(node for node in reversed(self.tape.nodes) if y in node.outputs)
         extra = self.tape.store(name, shape, dtype, DERIVATIVES)
         node.saved += (extra,)
-        node.also_allocates += (extra,)
+        node.forward = node.forward._replace(also=(*node.forward.also, extra))
 
     def softmax(self, x: Tensor, name: str, dtype: str = "") -> Tensor:
         """Softmax; saves its output. Backward needs a temporary of the same size (gradient * output).
@@ -352,7 +355,7 @@ class Elementwise(Base):
             x = self.cast(x, wide)
         y = self.tape.new(name, x.shape, wide, DERIVATIVES)
         product = self.tape.store(f"{name} gradient times output", x.shape, wide, "ATen native/cuda/SoftMax.cu")
-        self.tape.record(Node(name, (x,), (y,), (y.storage,), (NEW,), backward_temporaries=(product,)))
+        self.tape.record(Node(name, (x,), (y,), (y.storage,), (NEW,), backward=BackwardMemory(temporaries=(product,))))
         return y
 
     def safe_softmax(self, x: Tensor, name: str) -> Tensor:
@@ -361,10 +364,12 @@ class Elementwise(Base):
         Source: torch 2.13 ATen native/transformers/attention.cpp, _safe_softmax.
         """
         y = self.softmax(x, name)
-        self.tape.nodes[-1].forward_temporaries = tuple(
+        masks = tuple(
             self.tape.store(f"{name}: {what} of -inf", shape, "bool", "ATen native/transformers/attention.cpp")
             for what, shape in (("inputs", x.shape), ("rows", x.shape[:-1]))
         )
+        node = self.tape.nodes[-1]
+        node.forward = node.forward._replace(temporaries=masks)
         return y
 
     def matmul(

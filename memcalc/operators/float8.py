@@ -11,13 +11,11 @@ from __future__ import annotations
 from typing import NamedTuple, Unpack
 
 from memcalc.operators.linear import Linear, LinearOptions
-from memcalc.programs.tape import VIEW, Node, Shape, Tensor
+from memcalc.programs.tape import VIEW, BackwardMemory, ForwardMemory, Node, Shape, Tensor
 
 SOURCE = "torchao 0.18 float8/float8_linear.py"
 CAST = "torchao 0.18 float8/float8_training_tensor.py: _ToFloat8ConstrFunc"
 PRODUCT = "torchao 0.18 float8/float8_ops.py"
-
-Steps = tuple[tuple[int, int], ...]
 
 
 class Float8(NamedTuple):
@@ -40,8 +38,6 @@ class Float8(NamedTuple):
 
 class Float8Linear(Linear):
     """Linear layers that torchao replaces; the others are nn.Linear."""
-
-    float8: Float8 | None = None
 
     def linear(
         self, x: Tensor, module: str, weight: Shape, out: Shape, *, bias: bool, **options: Unpack[LinearOptions]
@@ -92,8 +88,7 @@ class Float8Linear(Linear):
             (x.storage,),
             (VIEW, *(None for _ in sides)),
             referenced_by_caller=(given.storage,),
-            prepares=tuple(prepares),
-            between=tuple(between),
+            backward=BackwardMemory(prepares=tuple(prepares), between=tuple(between)),
             parameters=(gradient,),
             variables=(x, Tensor(-1, weight, self.parameters, strided=True)),
             module=module,
@@ -110,7 +105,9 @@ class Float8Linear(Linear):
             Tensor(self._float8_scale(name, scales), scales, "fp32", grad=False),
         )
         read, gradients = ((), ()) if x is None else ((x,), (None,))
-        self.tape.nodes.append(Node(f"{name} in FP8", read, made, (), gradients, forward_temporaries=tuple(moments)))
+        self.tape.nodes.append(
+            Node(f"{name} in FP8", read, made, (), gradients, forward=ForwardMemory(temporaries=tuple(moments)))
+        )
         return made
 
     def _float8_casting(self, name: str, shape: Shape, scales: Shape) -> list[tuple[int, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memcalc.ledger.component import Component
 from memcalc.operators.base import DERIVATIVES, Base
-from memcalc.programs.tape import NEW, SAME, SUMMED, Node, Shape, Tensor
+from memcalc.programs.tape import NEW, SAME, SUMMED, BackwardMemory, Node, Shape, Tensor
 
 
 class Fp32NormWeight(Base):
@@ -46,11 +46,10 @@ class Fp32NormWeight(Base):
             saved,
             (NEW, SUMMED if factor.grad else None),
             # gradient of the second factor before the first (derivatives.yaml, by name)
-            prepares=raw if second else (),
-            between=() if second else raw,
+            backward=BackwardMemory(
+                prepares=raw if second else (), between=() if second else raw, summed=summed, summed_later=sums
+            ),
             parameters=summed,
-            summed=summed,
-            summed_later=sums,
             keeps_weight=not trains and factor.storage < 0,
             variables=(*((x,) if trains else ()), *((factor,) if x.grad else ())),
             module=module,

@@ -13,14 +13,12 @@ from typing import NamedTuple
 
 from memcalc.operators.lora_linear import LoraLinear, scales
 from memcalc.programs import operator_workspaces
-from memcalc.programs.tape import PREPARED, Node, Shape, Tensor
+from memcalc.programs.tape import PREPARED, BackwardMemory, ForwardMemory, Node, Shape, Steps, Tensor
 from memcalc.spec.finetuning import FUSED_PARTS
 
 LORA = "axolotl 0.19 kernels/lora.py"
 DEQUANTIZE = "axolotl 0.19 kernels/quantize.py, _ctypes_nf4_dequant"
 ACTIVATION = "axolotl 0.19 kernels/swiglu.py, geglu.py"
-
-Steps = tuple[tuple[int, int], ...]
 
 
 class AdaptedLayer(NamedTuple):
@@ -152,7 +150,7 @@ class FusedLora(LoraLinear):
         if adapters.quantizes(module):
             index, scale = self._dequantized(layer)
             whole = (Tensor(index, layer.weight, self.parameters, grad=False),)
-            tape.record(Node(f"{module} dequantization", (), whole, (), (), forward_temporaries=scale))
+            tape.record(Node(f"{module} dequantization", (), whole, (), (), forward=ForwardMemory(temporaries=scale)))
         y = tape.new(f"{module} output", layer.out, x.dtype, LORA, grad=False)
         self._run_matmul(module, (x, *whole), y)
         casts = self._adapter_casts(layer, x.dtype)
@@ -262,13 +260,15 @@ class FusedLora(LoraLinear):
             results,
             (*dict.fromkeys(tensor.storage for tensor in inputs), *kept, *casts),
             (PREPARED,) * len(inputs),
-            also_allocates=casts,
-            prepares=(*steps, *((each.product, -1) for each in adapters)),
-            prepared=prepared if x.grad else (),
+            forward=ForwardMemory(also=casts),
+            backward=BackwardMemory(
+                prepares=(*steps, *((each.product, -1) for each in adapters)),
+                prepared=prepared if x.grad else (),
+                summed=parameters,
+                summed_later=tuple(step for each in adapters for step in each.casts),
+                python_function=True,
+            ),
             parameters=parameters,
-            summed=parameters,
-            summed_later=tuple(step for each in adapters for step in each.casts),
-            python_function=True,
             module=layers[0].module,
         )
         self.tape.record(node)

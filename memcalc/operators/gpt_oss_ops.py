@@ -7,7 +7,7 @@ from typing import Literal
 from memcalc.operators.base import DERIVATIVES, Base
 from memcalc.operators.routing import INDEXING
 from memcalc.programs import operator_workspaces
-from memcalc.programs.tape import NEW, REDUCED, SAME, Node, Shape, Tensor
+from memcalc.programs.tape import NEW, REDUCED, SAME, BackwardMemory, ForwardMemory, Node, Shape, Tensor
 
 
 class GptOssOps(Base):
@@ -26,7 +26,15 @@ class GptOssOps(Base):
             rule = operator_workspaces.named(operator_workspaces.add_rows, indices=index.shape, rows=bias[:1])
             scratch = (tape.store(f"{module} {tensor}: sorted indices", (), "uint8", INDEXING, rule=rule),)
         saved = (index.storage,) if trains else ()
-        node = Node(f"{module} {tensor}", (), (y,), saved, (), backward_temporaries=scratch, parameters=gradients)
+        node = Node(
+            f"{module} {tensor}",
+            (),
+            (y,),
+            saved,
+            (),
+            backward=BackwardMemory(temporaries=scratch),
+            parameters=gradients,
+        )
         tape.record(node)
         return y
 
@@ -40,7 +48,9 @@ class GptOssOps(Base):
         zero = tape.store(f"{name}: zero", (), x.dtype, DERIVATIVES)
         masks = [tape.store(f"{name}: within a bound", x.shape, "bool", DERIVATIVES) for _ in range(bounds)]
         on_the_way = tuple((index, 1) for index in (zero, *masks))
-        tape.record(Node(name, (x,), (y,), (x.storage,), (NEW,), prepares=on_the_way, variables=(x,)))
+        tape.record(
+            Node(name, (x,), (y,), (x.storage,), (NEW,), backward=BackwardMemory(prepares=on_the_way), variables=(x,))
+        )
         return y
 
     def expand_parameter(self, module: str, parameter: Shape, out: Shape) -> Tensor:
@@ -56,7 +66,7 @@ class GptOssOps(Base):
         tape, largest = self.tape, (*x.shape[:-1], "1")
         top = tape.new(f"{name}: largest", largest, x.dtype, DERIVATIVES)
         place = tape.store(f"{name}: index of the largest", largest, "int64", DERIVATIVES)
-        tape.record(Node(f"{name}: largest", (x,), (top,), (place,), (NEW,), also_allocates=(place,)))
+        tape.record(Node(f"{name}: largest", (x,), (top,), (place,), (NEW,), forward=ForwardMemory(also=(place,))))
         y = tape.new(name, x.shape, x.dtype, DERIVATIVES)
         tape.record(Node(name, (x, top), (y,), (), (SAME, REDUCED)))
         return y

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memcalc.operators.base import Base
 from memcalc.programs import operator_workspaces
-from memcalc.programs.tape import IN_PLACE, SAME, Node, Tensor
+from memcalc.programs.tape import IN_PLACE, SAME, BackwardMemory, ForwardMemory, Node, Tensor
 
 SOURCE = "liger-kernel 0.8 ops/{}.py"
 
@@ -30,8 +30,8 @@ class LigerKernels(Base):
             (y,),
             (x.storage, deviation),
             (SAME,),
-            also_allocates=(deviation,),
-            backward_temporaries=(sums,) if trains else (),
+            forward=ForwardMemory(also=(deviation,)),
+            backward=BackwardMemory(temporaries=(sums,) if trains else ()),
             parameters=gradients,
             module=module,
         )

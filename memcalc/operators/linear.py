@@ -7,7 +7,18 @@ from typing import TypedDict
 from memcalc.ledger.component import Component
 from memcalc.operators.base import DERIVATIVES, TIED_SUM, Base, wider
 from memcalc.programs import operator_workspaces
-from memcalc.programs.tape import NEW, SAME, SUMMED, VIEW, Node, Shape, Tensor
+from memcalc.programs.tape import (
+    NEW,
+    SAME,
+    SUMMED,
+    VIEW,
+    BackwardMemory,
+    DeferredGradients,
+    ForwardMemory,
+    Node,
+    Shape,
+    Tensor,
+)
 
 
 class LinearOptions(TypedDict, total=False):
@@ -78,8 +89,8 @@ class Linear(Base):
                 continue
             gradient = self.parameter_gradient(module, tensor, shapes[tensor], self.parameters)
             if tied and tensor == "weight":
-                tape.deferred.add(gradient)
-                tape.tied_gradient = gradient
+                tape.gradients.deferred.add(gradient)
+                tape.gradients.tied = gradient
             if self.parameters == dtype:
                 parameters.insert(len(parameters) if tensor == "bias" else 0, gradient)
             else:
@@ -110,14 +121,16 @@ class Linear(Base):
             # With more than two axes dx is a view of a matrix (ATen native/Linear.cpp, _flatten_nd_linear).
             kinds,
             referenced_by_caller=(given.storage,),
-            forward_temporaries=gathered,
-            backward_temporaries=gathered,
+            forward=ForwardMemory(temporaries=gathered),
+            backward=BackwardMemory(
+                temporaries=gathered,
+                summed=tuple(parameters[1:]),
+                summed_later=tuple(sums),
+                parameters_first=not input_first,
+                reversed_accumulation=True,
+                input_viewed_first=len(parameters) > 1,
+            ),
             parameters=tuple(parameters),
-            summed=tuple(parameters[1:]),
-            summed_later=tuple(sums),
-            parameters_first=not input_first,
-            reversed_accumulation=True,
-            input_viewed_first=len(parameters) > 1,
             keeps_weight=not trains,
             variables=(*((x,) if trains else ()), *((seen,) if x.grad else ())),
             module=module,
@@ -138,7 +151,13 @@ class Linear(Base):
             sums = ((gradients[0], 1), *self.column_sum(module, "bias", tokens, (width,)))
         kind = SAME if same else NEW
         node = Node(
-            f"{module} bias", (x,), (y,), (), (kind,), parameters=gradients, summed=gradients, summed_later=sums
+            f"{module} bias",
+            (x,),
+            (y,),
+            (),
+            (kind,),
+            parameters=gradients,
+            backward=BackwardMemory(summed=gradients, summed_later=sums),
         )
         self.tape.record(node)
         return y
@@ -186,11 +205,13 @@ class Linear(Base):
             (*((x.storage,) if keeps else ()), *(cast.storage for cast in casts[:1] if x.grad)),
             # torch.matmul views the matrices of bmm
             (NEW,) * len(inputs) if bias else (*(NEW for _ in casts), VIEW),
-            backward_temporaries=temporaries,
+            backward=BackwardMemory(
+                temporaries=temporaries,
+                reversed_accumulation=True,
+                input_viewed_first=not bias,
+                parameters_first=not bias,
+            ),
             parameters=() if casts else tuple(gradients.values()),
-            reversed_accumulation=True,
-            input_viewed_first=not bias,
-            parameters_first=not bias,
             keeps_weight=not trains,
             variables=(*((x,) if trains else ()), *((seen,) if x.grad else ())),
             module=module,
@@ -237,7 +258,13 @@ class Linear(Base):
             given = () if index is None else (index,)
             made = (indices,) if counts else ()
             node = Node(
-                module, given, (y,), (), (None,) * len(given), also_allocates=made, allocated_first=made, module=module
+                module,
+                given,
+                (y,),
+                (),
+                (None,) * len(given),
+                forward=ForwardMemory(also=made, first=made),
+                module=module,
             )
             tape.record(node)
             # torch.Tensor.requires_grad_ on the output makes it a leaf, and its gradient is discarded.
@@ -260,13 +287,13 @@ class Linear(Base):
             # in place; the same holds for the sum over several chunks and for the gradient of a fused loss.
             citation = "torch 2.13 autograd/input_buffer.cpp: a shared leaf's gradients are summed out of place"
             part = tape.store(f"{module} gradient before the sum", table, self.parameters, citation)
-            tape.deferred.add(part)
+            tape.gradients.deferred.add(part)
             parameters, sums = (part,), ((part, part),)  # freed once it is added
             if view and not (self.autocast and self.parameters != self.compute):
                 total = tape.store(f"{module} {TIED_SUM}", table, self.parameters, citation)
                 sums = ((total, part, total),)
-                tape.tied_sum = total  # replaces the LM head's gradient from here on
-            tape.arrives_summed = gradient
+                tape.gradients.tied_sum = total  # replaces the LM head's gradient from here on
+            tape.gradients.arrives_summed = gradient
         copies: tuple[tuple[int, int], ...] = ()
         if copies_gradient:
             copies = ((tape.store(f"gradient of {module} output in order", y.shape, y.dtype, DERIVATIVES), 1),)
@@ -279,12 +306,10 @@ class Linear(Base):
             (y,),
             kept if index is None else (index.storage,),
             () if index is None else (None,),
-            also_allocates=kept,
-            allocated_first=kept,
-            prepares=(*copies, (indices, 1)),
-            backward_temporaries=temporaries,
+            forward=ForwardMemory(also=kept, first=kept),
+            backward=BackwardMemory(prepares=(*copies, (indices, 1)), temporaries=temporaries),
             parameters=parameters,
-            sums=sums,
+            deferred=DeferredGradients(sums=sums),
             variables=(Tensor(-1, tokens, "int64"),),
             module=module,
         )

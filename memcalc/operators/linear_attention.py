@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memcalc.ledger.component import Component
 from memcalc.operators.base import DERIVATIVES, Base, wider
-from memcalc.programs.tape import CAST, NEW, Node, Shape, Tensor
+from memcalc.programs.tape import CAST, NEW, BackwardMemory, ForwardMemory, Node, Shape, Tensor
 
 CHUNKED = "transformers 5.23 models/qwen3_5/modeling_qwen3_5.py, torch_chunk_gated_delta_rule"
 HEADS = ("b", "h_lv")
@@ -55,8 +55,8 @@ class LinearAttention(Base):
                 saved,
                 (NEW, *(NEW for _ in casts)),
                 referenced_by_caller=(given.storage,),
-                forward_temporaries=(ordered,),
-                backward_temporaries=(ordered,),
+                forward=ForwardMemory(temporaries=(ordered,)),
+                backward=BackwardMemory(temporaries=(ordered,)),
                 parameters=parameters,
                 keeps_weight=not trains,
                 module=module,
@@ -90,7 +90,7 @@ class LinearAttention(Base):
             (y,),
             (x.storage,) if trains else (),
             (NEW if x.dtype == dtype else CAST,),
-            backward_temporaries=product,
+            backward=BackwardMemory(temporaries=product),
             parameters=gradient,
             keeps_weight=not trains,
             module=module,
@@ -102,7 +102,7 @@ class LinearAttention(Base):
         """x * x; saves x. Its gradient is a sum of two products."""
         y = self.tape.new(name, x.shape, x.dtype, DERIVATIVES)
         second = self.tape.store(f"{name}: second matmul", x.shape, x.dtype, DERIVATIVES)
-        self.tape.record(Node(name, (x,), (y,), (x.storage,), (NEW,), backward_temporaries=(second,)))
+        self.tape.record(Node(name, (x,), (y,), (x.storage,), (NEW,), backward=BackwardMemory(temporaries=(second,))))
         return y
 
     def differences(self, x: Tensor, name: str, pairs: Shape) -> Tensor:
@@ -140,8 +140,8 @@ class LinearAttention(Base):
             (y,),
             tuple(dict.fromkeys((*kept, *(x.storage for x in (decayed, query, scores, key) if not self.autocast)))),
             (NEW,) * 5,
-            also_allocates=kept,
-            backward_temporaries=(filled,),
+            forward=ForwardMemory(also=kept),
+            backward=BackwardMemory(temporaries=(filled,)),
         )
         tape.record(node)
         return y

@@ -9,7 +9,7 @@ from memcalc.operators.elementwise import Elementwise
 from memcalc.operators.float8 import Float8Linear
 from memcalc.operators.linear import LinearOptions
 from memcalc.programs import operator_workspaces
-from memcalc.programs.tape import NEW, Node, Shape, Tensor
+from memcalc.programs.tape import NEW, BackwardMemory, ForwardMemory, Node, Shape, Tensor
 from memcalc.spec.finetuning import QKV
 from memcalc.workspaces import ceil_div
 
@@ -91,9 +91,8 @@ class LoraLinear(Float8Linear, Elementwise):
             (y,),
             (),
             (NEW,),
-            allocated_first=made,
-            prepares=prepares,
-            between=((whole, -1),),
+            forward=ForwardMemory(first=made),
+            backward=BackwardMemory(prepares=prepares, between=((whole, -1),)),
             module=module,
             multiplies=True,
         )
@@ -168,7 +167,7 @@ class LoraLinear(Float8Linear, Elementwise):
             (y,),
             (x.storage, *(cast.storage for cast in casts)),
             (NEW,) * (len(casts) + 1),
-            allocated_first=(parts,) if adapters.joins_unequal_parts else (),
+            forward=ForwardMemory(first=(parts,) if adapters.joins_unequal_parts else ()),
             parameters=() if casts else (gradient,),
             module=module,
         )
@@ -181,7 +180,7 @@ class LoraLinear(Float8Linear, Elementwise):
         y = tape.new(name, out, x.dtype, DERIVATIVES)
         where = tape.store(f"{name}: where", ("d_qkv",), "int64", LITGPT)
         tape.record(
-            Node(name, (x,), (y,), (x.storage, where), (NEW,), also_allocates=(where,), allocated_first=(y.storage,))
+            Node(name, (x,), (y,), (x.storage, where), (NEW,), forward=ForwardMemory(also=(where,), first=(y.storage,)))
         )
         return y
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memcalc.ledger.component import Component
 from memcalc.operators.base import DERIVATIVES, Base
-from memcalc.programs.tape import NEW, Node, Tensor
+from memcalc.programs.tape import NEW, ForwardMemory, Node, Tensor
 
 
 class Loss(Base):
@@ -75,7 +75,7 @@ class Loss(Base):
                 (loss,),
                 (log_probabilities.storage, *(() if labels is None else (labels.storage,)), weight),
                 (NEW,),
-                also_allocates=(weight,),
+                forward=ForwardMemory(also=(weight,)),
                 referenced_by_caller=(logits.storage, *(each.storage for each in self._labels)),
             )
         )

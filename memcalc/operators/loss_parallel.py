@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memcalc.ledger.component import Component
 from memcalc.operators.base import Base
-from memcalc.programs.tape import NEW, SAME, Node, Tensor
+from memcalc.programs.tape import NEW, SAME, BackwardMemory, ForwardMemory, Node, Tensor
 
 LOSS_PARALLEL = "torch 2.13 torch/distributed/tensor/parallel/loss.py"
 
@@ -46,17 +46,16 @@ class LossParallel(Base):
                 (loss,),
                 (log_probabilities.storage, weight),
                 (NEW,),
-                also_allocates=(weight,),
+                forward=ForwardMemory(
+                    also=(weight,),
+                    # safe_target, safe_target_partial_, result_partial, result_reduced; the negated result, where, mask
+                    temporaries=small("labels and losses", "int64", "int64", "fp32", "fp32", "fp32", "fp32", "bool"),
+                ),
                 referenced_by_caller=(logits.storage,),  # the argument of cross_entropy
-                # safe_target, safe_target_partial_, result_partial, result_reduced; the negated result, where and mask
-                forward_temporaries=small(
-                    "labels and losses", "int64", "int64", "fp32", "fp32", "fp32", "fp32", "bool"
+                backward=BackwardMemory(
+                    prepares=(*((index, 1) for index in (columns, *by_row, exponentials, total)), (exponentials, -1)),
+                    between=tuple((index, -1) for index in (columns, *by_row, total)),
                 ),
-                prepares=(
-                    *((index, 1) for index in (columns, *by_row, exponentials, total)),
-                    (exponentials, -1),
-                ),
-                between=tuple((index, -1) for index in (columns, *by_row, total)),
             )
         )
         tape.hold(loss)
@@ -75,12 +74,26 @@ class LossParallel(Base):
 
         shifted = tape.new("logits less their maximum", logits.shape, logits.dtype, citation)
         tape.record(
-            Node("log_softmax: shift", (logits,), (shifted,), (), (SAME,), forward_temporaries=(row("maximum"),))
+            Node(
+                "log_softmax: shift",
+                (logits,),
+                (shifted,),
+                (),
+                (SAME,),
+                forward=ForwardMemory(temporaries=(row("maximum"),)),
+            )
         )
         total = tape.new("sum of each row", logits.shape[:-1], logits.dtype, citation, grad=False)
         exponentials = tape.store("exponentials", logits.shape, logits.dtype, citation)
         tape.record(
-            Node("log_softmax: sum", (shifted,), (total,), (), (None,), forward_temporaries=(exponentials,)),
+            Node(
+                "log_softmax: sum",
+                (shifted,),
+                (total,),
+                (),
+                (None,),
+                forward=ForwardMemory(temporaries=(exponentials,)),
+            ),
         )
         result = tape.new("log-probabilities", logits.shape, logits.dtype, citation)
         logarithm = row("logarithm of the sum")
@@ -91,7 +104,7 @@ class LossParallel(Base):
                 (result,),
                 (result.storage,),
                 (SAME, None),
-                forward_temporaries=(logarithm,),
+                forward=ForwardMemory(temporaries=(logarithm,)),
             )
         )
         return result

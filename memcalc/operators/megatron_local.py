@@ -8,7 +8,7 @@ from __future__ import annotations
 from memcalc.operators.base import DERIVATIVES
 from memcalc.operators.transformer_engine import TransformerEngine
 from memcalc.programs import operator_workspaces
-from memcalc.programs.tape import NEW, SAME, Node, Shape, Tensor
+from memcalc.programs.tape import NEW, SAME, BackwardMemory, ForwardMemory, Node, Shape, Tensor
 
 LOCAL = "Megatron-LM core_v0.16.1 core/"
 BIAS_ROWS = 128  # rows that a compiled sum over all tokens first sums into one
@@ -24,18 +24,19 @@ class MegatronLocal(TransformerEngine):
         """
         y = self.column_parallel(x, module, weight, out, bias=bias)
         node = self.tape.nodes[-1]
-        node.python_function = True
+        node.backward = node.backward._replace(python_function=True)
         if bias:
             product = self.tape.store(f"{module} product", out, x.dtype, f"{LOCAL}tensor_parallel/layers.py")
-            node.also_allocates, node.allocated_first = (*node.also_allocates, product), (product,)
+            node.forward = node.forward._replace(also=(*node.forward.also, product), first=(product,))
             (staging, _), _ = self.column_sum(module, "bias", out[:-1], out[-1:])
-            node.backward_temporaries = (*node.backward_temporaries, staging)
+            node.backward = node.backward._replace(temporaries=(*node.backward.temporaries, staging))
         return y
 
     def summed_output(self, x: Tensor, module: str, out: Shape) -> Tensor:
         """y = x W^T, with W sharded along its inputs; its bias is added by the next operator."""
         y = self.row_parallel(x, module, out, bias=False)
-        self.tape.nodes[-1].python_function = True
+        node = self.tape.nodes[-1]
+        node.backward = node.backward._replace(python_function=True)
         return y
 
     def biased_activation(self, x: Tensor, name: str, out: Shape, module: str, *, bias: bool) -> Tensor:
@@ -45,11 +46,14 @@ class MegatronLocal(TransformerEngine):
         (core/fusions/fused_bias_gelu.py, GeLUFunction; fused_bias_swiglu.py, BiasSwiGLUFunction).
         """
         y = self.tape.new(name, out, x.dtype, f"{LOCAL}fusions: saves its input")
-        node = Node(name, (x,), (y,), (x.storage,), (NEW,), kernel="activation", python_function=True)
+        node = Node(
+            name, (x,), (y,), (x.storage,), (NEW,), kernel="activation", backward=BackwardMemory(python_function=True)
+        )
         if bias:
             gradient = self.parameter_gradient(module, "bias", x.shape[-1:], self.parameters)
-            node.parameters = node.summed = (gradient,)
-            node.summed_later = ((gradient, 1), *self.column_sum(module, "bias", x.shape[:-1], x.shape[-1:]))
+            node.parameters = (gradient,)
+            sums = ((gradient, 1), *self.column_sum(module, "bias", x.shape[:-1], x.shape[-1:]))
+            node.backward = node.backward._replace(summed=(gradient,), summed_later=sums)
         self.tape.record(node)
         return y
 
@@ -71,18 +75,16 @@ class MegatronLocal(TransformerEngine):
             (y,),
             mask,
             (NEW if rate else SAME, SAME),
-            also_allocates=mask,
-            allocated_first=mask,
-            for_graph=() if bias else mask,
+            forward=ForwardMemory(also=mask, first=mask, for_graph=() if bias else mask),
             kernel=f"{'biased ' if bias else ''}{'dropout' if rate else 'sum'}",
-            python_function=True,
+            backward=BackwardMemory(python_function=True),
         )
         if bias:
             rule = operator_workspaces.named(
                 operator_workspaces.sums_of_blocks, rows=x.shape[:-1], width=x.shape[-1], block=BIAS_ROWS
             )
             sums = self.tape.store(f"{name} bias sums", (), "uint8", citation, rule=rule)
-            node.between = ((sums, 1),)
+            node.backward = node.backward._replace(between=((sums, 1),))
             node.parameters = (self.parameter_gradient(module, "bias", x.shape[-1:], self.parameters),)
         self.tape.record(node)
         return y
@@ -97,7 +99,9 @@ class MegatronLocal(TransformerEngine):
         y = Tensor(x.storage, x.shape, x.dtype)
         names = ("clone of the gradient", "masked clone")
         clones = tuple(self.tape.store(f"{name}: {each}", x.shape, x.dtype, DERIVATIVES) for each in names)
-        self.tape.record(Node(name, (x, mask), (view,), (mask.storage,), (NEW, None), backward_temporaries=clones))
+        self.tape.record(
+            Node(name, (x, mask), (view,), (mask.storage,), (NEW, None), backward=BackwardMemory(temporaries=clones))
+        )
         self.tape.record(Node(f"{name} by head", (view,), (y,), (), (NEW,)))
         return y
 
@@ -108,5 +112,5 @@ class MegatronLocal(TransformerEngine):
         """
         mask = self.tape.store(f"{name}: mask", x.shape[:-1], "bool", f"{LOCAL}tensor_parallel/layers.py")
         y = Tensor(x.storage, x.shape, x.dtype)
-        self.tape.record(Node(name, (x,), (y,), (mask,), (NEW,), also_allocates=(mask,)))
+        self.tape.record(Node(name, (x,), (y,), (mask,), (NEW,), forward=ForwardMemory(also=(mask,))))
         return y

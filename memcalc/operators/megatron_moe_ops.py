@@ -7,7 +7,7 @@ Sources: Megatron-LM core_r0.14 core/transformer/moe/{router,token_dispatcher,ex
 from __future__ import annotations
 
 from memcalc.operators.transformer_engine import TransformerEngine
-from memcalc.programs.tape import NEW, Node, Shape, Tensor
+from memcalc.programs.tape import NEW, BackwardMemory, ForwardMemory, Node, Shape, Tensor
 
 PERMUTATION = "Transformer Engine 2.11 pytorch/permutation.py: saves row_id_map"
 GROUPED = "Transformer Engine 2.11 pytorch/module/grouped_linear.py: saves inputmats"
@@ -41,7 +41,7 @@ class MegatronMoeOps(TransformerEngine):
         kept: tuple[int, ...] = ()
         if experts is not None:
             kept = (self.tape.store("row map of the experts", (*x.shape[:-1], f"2·{experts}+1"), "int32", PERMUTATION),)
-        self.tape.nodes.append(Node(name, (x,), (y,), kept, (NEW,), also_allocates=kept))
+        self.tape.nodes.append(Node(name, (x,), (y,), kept, (NEW,), forward=ForwardMemory(also=kept)))
         return y
 
     def summed_experts(self, x: Tensor, out: Shape, name: str) -> Tensor:
@@ -68,9 +68,8 @@ class MegatronMoeOps(TransformerEngine):
                 (y,),
                 kept,
                 (NEW,),
-                also_allocates=kept if kept != (x.storage,) else (),
-                forward_temporaries=made,
-                backward_temporaries=self._output_gradient(out, module),
+                forward=ForwardMemory(also=kept if kept != (x.storage,) else (), temporaries=made),
+                backward=BackwardMemory(temporaries=self._output_gradient(out, module)),
                 parameters=gradients,
                 module=module,
                 multiplies=True,

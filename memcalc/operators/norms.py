@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memcalc.operators.base import Base
 from memcalc.programs import operator_workspaces
-from memcalc.programs.tape import NEW, Node, Shape, Tensor
+from memcalc.programs.tape import NEW, BackwardMemory, ForwardMemory, Node, Shape, Tensor
 from memcalc.spec.recipes import DTYPE_BYTES
 
 
@@ -86,10 +86,11 @@ class Norms(Base):
             (y,),
             (x.storage, *kept, *(each.storage for each in computed)),
             (NEW, *(NEW if each.grad else None for each in computed)),
-            also_allocates=(*in_order, *kept),
-            allocated_first=in_order,
-            prepares=tuple((index, 1) for index in in_order),
-            backward_temporaries=(scratch,) if tensors or any(each.grad for each in computed) else (),
+            forward=ForwardMemory(also=(*in_order, *kept), first=in_order),
+            backward=BackwardMemory(
+                prepares=tuple((index, 1) for index in in_order),
+                temporaries=(scratch,) if tensors or any(each.grad for each in computed) else (),
+            ),
             parameters=gradients,
             module=module,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from memcalc.ledger.component import Component
 from memcalc.operators.base import Base
 from memcalc.programs import operator_workspaces
-from memcalc.programs.tape import NEW, PREPARED, Node, Tensor
+from memcalc.programs.tape import NEW, PREPARED, BackwardMemory, ForwardMemory, Node, Tensor
 from memcalc.spec.recipes import DTYPE_BYTES
 
 SOURCE = "torch distributed/tensor/experimental/_context_parallel/_attention.py"
@@ -42,7 +42,7 @@ class RingAttention(Base):
                 ("backward blocks", operator_workspaces.ring_backward),
             )
         )
-        self.tape.record(Node("attention blocks", (q, k, v), (), (), (None,) * 3, forward_temporaries=(blocks,)))
+        self.tape.record(Node("attention blocks", (q, k, v), (), (), (None,) * 3, forward=ForwardMemory((blocks,))))
         y = self.tape.new("attention output", q.shape, q.dtype, SOURCE)
         lse = store("attention log-sum-exp", ("b", heads, "s"), "fp32", SOURCE)
         state, mask = (
@@ -57,9 +57,11 @@ class RingAttention(Base):
             (y,),
             (*dict.fromkeys(t.storage for t in (q, k, v, y)), *kept),
             (NEW, PREPARED, PREPARED),
-            also_allocates=kept,
-            prepares=((blocks_again, 1), (blocks_again, -1), (gradient, 1), (gradient, 1)),
-            prepared=(gradient, gradient),
+            forward=ForwardMemory(also=kept),
+            backward=BackwardMemory(
+                prepares=((blocks_again, 1), (blocks_again, -1), (gradient, 1), (gradient, 1)),
+                prepared=(gradient, gradient),
+            ),
         )
         self.tape.record(node)
         return y

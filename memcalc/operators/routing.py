@@ -6,7 +6,7 @@ from memcalc.ledger.component import Component
 from memcalc.operators.base import DERIVATIVES, wider
 from memcalc.operators.lora_linear import LoraLinear
 from memcalc.programs import operator_workspaces
-from memcalc.programs.tape import ALIAS, CAST, NEW, REDUCED, Node, Shape, Tensor
+from memcalc.programs.tape import ALIAS, CAST, NEW, REDUCED, BackwardMemory, ForwardMemory, Node, Shape, Tensor
 
 INDEXING = "torch 2.13 ATen native/cuda/Indexing.cu, index_put_with_sort_kernel"
 GROUPED = "torch 2.13 derivatives.yaml, _grouped_mm"
@@ -25,7 +25,9 @@ class Routing(LoraLinear):
         """The largest values along the last axis and their int64 indices; saves the indices."""
         y = self.tape.new(name, out, x.dtype, DERIVATIVES)
         indices = Tensor(self.tape.store(f"{name} indices", out, "int64", DERIVATIVES), out, "int64", grad=False)
-        self.tape.record(Node(name, (x,), (y,), (indices.storage,), (NEW,), also_allocates=(indices.storage,)))
+        self.tape.record(
+            Node(name, (x,), (y,), (indices.storage,), (NEW,), forward=ForwardMemory(also=(indices.storage,)))
+        )
         return y, indices
 
     def fp32_linear(self, x: Tensor, module: str, weight: Shape, out: Shape) -> Tensor:
@@ -92,8 +94,14 @@ class Routing(LoraLinear):
         )
         saved = (weight.storage, chosen.storage, given.storage)
         kind, steps = NEW if scores.dtype == given.dtype else CAST, ((scaled, 1), (negated, 1))
-        node = Node(name, (scores,), (y,), saved, (kind,), prepares=steps, between=((negated, -1),))
-        node.python_function = True
+        node = Node(
+            name,
+            (scores,),
+            (y,),
+            saved,
+            (kind,),
+            backward=BackwardMemory(prepares=steps, between=((negated, -1),), python_function=True),
+        )
         tape.record(node)
         return y
 
@@ -131,9 +139,8 @@ class Routing(LoraLinear):
             (y,),
             saved,
             (REDUCED, NEW if x.dtype == dtype else CAST),
-            prepares=tuple((step, 1) for step in steps),
-            frees_early=steps,
-            also_allocates=buffers,
+            backward=BackwardMemory(prepares=tuple((step, 1) for step in steps), frees_early=steps),
+            forward=ForwardMemory(also=buffers),
         )
         self.tape.record(node)
         return y
@@ -142,7 +149,7 @@ class Routing(LoraLinear):
         """The indices of the largest values along the last axis (topk); nothing reads the values."""
         values = self.tape.store(f"{name}: their values", out, x.dtype, "aten::topk")
         chosen = Tensor(self.tape.store(name, out, "int64", "aten::topk"), out, "int64", grad=False)
-        self.tape.record(Node(name, (x,), (chosen,), (), (None,), allocated_first=(values,)))
+        self.tape.record(Node(name, (x,), (chosen,), (), (None,), forward=ForwardMemory(first=(values,))))
         return chosen
 
     def sorted_order(self, like: Tensor, name: str) -> tuple[Tensor, Tensor]:
@@ -154,7 +161,7 @@ class Routing(LoraLinear):
             Tensor(tape.store(each, like.shape, "int64", "aten::sort"), like.shape, "int64", grad=False)
             for each in (f"{name}: sorted", name)
         )
-        tape.record(Node(name, (like,), (values, order), (), (None,), forward_temporaries=(scratch,)))
+        tape.record(Node(name, (like,), (values, order), (), (None,), forward=ForwardMemory(temporaries=(scratch,))))
         return values, order
 
     def rows_at(self, x: Tensor, index: Tensor, out: Shape, name: str, rows: Shape) -> Tensor:
@@ -163,7 +170,9 @@ class Routing(LoraLinear):
         y = tape.new(name, out, x.dtype, "aten::index")
         rule = operator_workspaces.named(operator_workspaces.add_rows, indices=index.shape, rows=rows)
         scratch = tape.store(f"{name}: sorted indices", (), "uint8", INDEXING, rule=rule)
-        tape.record(Node(name, (x, index), (y,), (index.storage,), (NEW, None), backward_temporaries=(scratch,)))
+        tape.record(
+            Node(name, (x, index), (y,), (index.storage,), (NEW, None), backward=BackwardMemory(temporaries=(scratch,)))
+        )
         return y
 
     def grouped_gemm(self, x: Tensor, offsets: Tensor, module: str, weight: Shape, out: Shape) -> Tensor:
@@ -183,7 +192,7 @@ class Routing(LoraLinear):
             (*((x.storage,) if trains else ()), offsets.storage),
             (NEW,),
             parameters=parameters,
-            parameters_first=True,
+            backward=BackwardMemory(parameters_first=True),
             keeps_weight=x.grad,
             variables=(*((x,) if trains else ()), *((seen,) if x.grad else ()), offsets),
             module=module,

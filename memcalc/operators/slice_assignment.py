@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memcalc.operators.base import Base
-from memcalc.programs.tape import NEW, Node, Shape, Tensor
+from memcalc.programs.tape import NEW, BackwardMemory, Node, Shape, Tensor
 
 COPY_SLICES = "torch 2.13 torch/csrc/autograd/functions/tensor.cpp, CopySlices"
 
@@ -25,10 +25,10 @@ class SliceAssignment(Base):
             copied = f"{name}: gradient of a part"
             if whole is None:
                 copy = tape.store(f"{name}: gradient, copied", out, dtype, COPY_SLICES)
-                node = Node(copied, (part,), (y,), (), (NEW,), prepares=((copy, 1),))
+                node = Node(copied, (part,), (y,), (), (NEW,), backward=BackwardMemory(prepares=((copy, 1),)))
             else:
                 zeros = (tape.store(f"{name}: zeros", part.shape, dtype, COPY_SLICES),)
-                node = Node(copied, (whole, part), (y,), (), (NEW, NEW), backward_temporaries=zeros)
+                node = Node(copied, (whole, part), (y,), (), (NEW, NEW), backward=BackwardMemory(temporaries=zeros))
             tape.record(node)
             whole = y
         assert whole is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memcalc.operators.base import DERIVATIVES
 from memcalc.operators.elementwise import Elementwise
-from memcalc.programs.tape import NEW, REDUCED, SUMMED, VIEW, Node, Shape, Tensor
+from memcalc.programs.tape import NEW, REDUCED, SUMMED, VIEW, BackwardMemory, Node, Shape, Tensor
 
 CUMSUM = "torch 2.13 torch/csrc/autograd/FunctionsManual.h, cumsum_backward: flip, cumsum, flip"
 CLAMP = "torch 2.13 torch/csrc/autograd/FunctionsManual.cpp, clamp_backward"
@@ -40,7 +40,16 @@ class StateSpace(Elementwise):
         flipped, summed = (
             self.tape.store(f"{name}: {step} gradient", y.shape, y.dtype, CUMSUM) for step in ("flipped", "summed")
         )
-        self.tape.record(Node(name, (x,), (y,), (), (NEW,), prepares=((flipped, 1), (summed, 1)) if x.grad else ()))
+        self.tape.record(
+            Node(
+                name,
+                (x,),
+                (y,),
+                (),
+                (NEW,),
+                backward=BackwardMemory(prepares=((flipped, 1), (summed, 1)) if x.grad else ()),
+            )
+        )
         return y
 
     def exp_of_parameter(self, module: str, width: str, name: str) -> Tensor:
@@ -63,7 +72,9 @@ class StateSpace(Elementwise):
         masks = tuple(
             (self.tape.store(f"{name}: {side} bound", x.shape, "bool", CLAMP), 1) for side in ("lower", "upper")
         )
-        self.tape.record(Node(name, (x,), (y,), (x.storage,), (NEW,), prepares=masks if x.grad else ()))
+        self.tape.record(
+            Node(name, (x,), (y,), (x.storage,), (NEW,), backward=BackwardMemory(prepares=masks if x.grad else ()))
+        )
         return y
 
     def less_than_last(self, x: Tensor, last: Tensor, name: str) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from memcalc.ledger.component import Component
 from memcalc.operators.base import Base
 from memcalc.programs import operator_workspaces
-from memcalc.programs.tape import IN_PLACE, NEW, Node, Shape, Tensor
+from memcalc.programs.tape import IN_PLACE, NEW, BackwardMemory, ForwardMemory, Node, Shape, Tensor
 
 TE = "Transformer Engine 2.11 pytorch/"
 MEGATRON = "Megatron-LM core_r0.14 core/"
@@ -30,7 +30,9 @@ class TransformerEngine(Base):
         gradients = tuple(self.parameter_gradient(module, t, (width,), self.parameters) for t in tensors)
         saved = (x.storage, *kept)
         self.tape.nodes.append(
-            Node(module, (x,), (y,), saved, (NEW,), also_allocates=kept, parameters=gradients, module=module)
+            Node(
+                module, (x,), (y,), saved, (NEW,), forward=ForwardMemory(also=kept), parameters=gradients, module=module
+            )
         )
         return y
 
@@ -69,9 +71,8 @@ class TransformerEngine(Base):
                 (y,),
                 kept,
                 (NEW,),
-                also_allocates=kept if kept != (x.storage,) else (),
-                forward_temporaries=(*gathered, *made),
-                backward_temporaries=(*gathered, *unscattered, *self._output_gradient(out, module)),
+                forward=ForwardMemory(also=kept if kept != (x.storage,) else (), temporaries=(*gathered, *made)),
+                backward=BackwardMemory(temporaries=(*gathered, *unscattered, *self._output_gradient(out, module))),
                 parameters=self._gradients(module, (weight, x.shape[-1]), bias=bias, tied=tied),
                 module=module,
                 multiplies=True,
@@ -101,13 +102,14 @@ class TransformerEngine(Base):
                 (y,),
                 kept,
                 (NEW,),
-                also_allocates=kept if kept != (x.storage,) else (),
-                forward_temporaries=(*product, *made),
+                forward=ForwardMemory(also=kept if kept != (x.storage,) else (), temporaries=(*product, *made)),
                 # an input saved in bf16 is quantized to FP8 again
-                backward_temporaries=(
-                    *gradient,
-                    *self._output_gradient(whole or out, module),
-                    *(made if kept == (x.storage,) else ()),
+                backward=BackwardMemory(
+                    temporaries=(
+                        *gradient,
+                        *self._output_gradient(whole or out, module),
+                        *(made if kept == (x.storage,) else ()),
+                    )
                 ),
                 parameters=self._gradients(module, (out[-1], *x.shape[2:]), bias=bias),
                 module=module,
@@ -191,7 +193,14 @@ class TransformerEngine(Base):
             self.tape.store(f"softmax statistic {n}", tokens, "fp32", citation) for n in ("maximum", "sum", "label")
         )
         self.tape.nodes.append(
-            Node("cross_entropy", (logits,), (loss,), (logits.storage,), (IN_PLACE,), forward_temporaries=statistics)
+            Node(
+                "cross_entropy",
+                (logits,),
+                (loss,),
+                (logits.storage,),
+                (IN_PLACE,),
+                forward=ForwardMemory(temporaries=statistics),
+            )
         )
         return loss
 
@@ -209,7 +218,9 @@ class TransformerEngine(Base):
         loss = self.tape.new("loss of each token", tokens, "fp32", citation)
         kept = (softmax, masks, targets)
         made, gradient = (kept, NEW) if copied else (kept[1:], IN_PLACE)
-        self.tape.nodes.append(Node("cross_entropy", (logits,), (loss,), kept, (gradient,), also_allocates=made))
+        self.tape.nodes.append(
+            Node("cross_entropy", (logits,), (loss,), kept, (gradient,), forward=ForwardMemory(also=made))
+        )
         return loss
 
     def _whole(self, shape: Shape) -> Shape | None:
@@ -225,6 +236,6 @@ class TransformerEngine(Base):
         if not self.fuses_weight_gradients:
             made = (self.parameter_gradient(module, "weight", weight, self.parameters),)
             if tied:
-                self.tape.deferred.add(made[0])
-                self.tape.tied_gradient = made[0]
+                self.tape.gradients.deferred.add(made[0])
+                self.tape.gradients.tied = made[0]
         return (*made, self.parameter_gradient(module, "bias", weight[:1], self.parameters)) if bias else made

@@ -27,31 +27,33 @@ def offload_saved_tensors(tape: Tape, first: Tensor | None, *, frees_tables: boo
         pinned: whether into pinned memory, in contiguous order. Tensors with other strides are copied first
             (aten/src/ATen/native/cuda/Copy.cu, copy_requires_temporaries). Pageable copies keep the order.
     """
-    tape.offloads = True
+    packed = tape.packed = []
     if first is not None:
         if frees_tables:
-            tape.names |= tape.held
-            tape.held.clear()
+            tape.live.names |= tape.live.held
+            tape.live.held.clear()
         # AccumulateGrad references it (compilation.py, _hold_leaves), so there is no copy
         if first.storage in tape.leaves:
             tape.hold(first)
-    inside = {position for segment in tape.segments for position in range(segment.start, segment.stop)}
+    inside = tape.checkpoints.inside
     boundary = tape.boundary or len(tape.nodes)
     for position, node in enumerate(tape.nodes[:boundary]):
         if position in inside:
             continue
         copies = [(tensor, _copy(tape, tensor, node.name)) for tensor in tape.variables_of(node)]
-        tape.packed += [copy for _, copy in copies]
-        node.copied_from_host = tuple(copy for tensor, copy in copies if tensor.storage != OF_THE_HOST)
+        packed += [copy for _, copy in copies]
+        fetched = tuple(copy for tensor, copy in copies if tensor.storage != OF_THE_HOST)
+        node.backward = node.backward._replace(copied_from_host=fetched)
         node.saved = ()
         if pinned:
             strided = [tensor for tensor in tape.variables_of(node) if tensor.strided]
-            node.staged_first = tuple(_staged(tape, t, node.name) for t in strided if t.storage not in node.allocated)
-            node.staged_last = tuple(_staged(tape, t, node.name) for t in strided if t.storage in node.allocated)
-    for place, segment in enumerate(tape.segments):
+            before = tuple(_staged(tape, t, node.name) for t in strided if t.storage not in node.allocated)
+            after = tuple(_staged(tape, t, node.name) for t in strided if t.storage in node.allocated)
+            node.forward = node.forward._replace(staged_first=before, staged_last=after)
+    for place, segment in enumerate(tape.checkpoints.segments):
         if segment.start < boundary:
-            tape.packed += [_copy(tape, tape.full_tensor(index), "checkpoint") for index in segment.inputs]
-            tape.segments[place] = segment._replace(inputs_on_host=True)
+            packed += [_copy(tape, tape.full_tensor(index), "checkpoint") for index in segment.inputs]
+            tape.checkpoints.segments[place] = segment._replace(inputs_on_host=True)
 
 
 def _copy(tape: Tape, tensor: Tensor, operator: str) -> int:

@@ -88,15 +88,15 @@ class Backward:
         self.checkpoint_end = -1  # number of events until the first checkpoint is freed
         # tensors shared by all layers -> event at which the first reader has run backward
         self.reads: dict[str, int] = {}
-        self.inside = {p: segment for segment in tape.segments for p in range(segment.start, segment.stop)}
+        self.inside = tape.checkpoints.inside
         for index in kept:
             self.references[index] = 0
         for position, node in enumerate(tape.nodes):
             if position not in self.inside:
                 self.reference_all(node.saved)
-        for segment in tape.segments:
+        for segment in tape.checkpoints.segments:
             self.reference_all((*segment.on_device, *segment.saved))
-        self.reference_all(tape.held)
+        self.reference_all(tape.live.held)
 
     def reference_all(self, storages: Iterable[int]) -> None:
         """Add one reference to each of some storages."""
@@ -113,31 +113,31 @@ class Backward:
                 [self.pending[last].storage]
             )  # the caller of backward() references the loss gradient until it returns
         if self.tape.entry is None:
-            self.release_all(self.tape.held)  # the first block: no later one reads the shared tables
+            self.release_all(self.tape.live.held)  # the first block: no later one reads the shared tables
         recomputed: set[CheckpointSegment] = set()
         nodes = self.tape.nodes
         first_saver = {
             segment: segment.start
-            if self.tape.reentrant
+            if self.tape.checkpoints.reentrant
             else next((p for p in range(segment.start, segment.stop) if nodes[p].unpacks), segment.start)
-            for segment in self.tape.segments
+            for segment in self.tape.checkpoints.segments
         }
         for position in range(len(self.tape.nodes) - 1, -1, -1):
             segment = self.inside.get(position)
             node = self.tape.nodes[position]
-            runs = self.tape.reentrant and any(tensor in self.pending for tensor in node.outputs)
+            runs = self.tape.checkpoints.reentrant and any(tensor in self.pending for tensor in node.outputs)
             if segment is not None and segment not in recomputed and (runs or self.unpacks(node)):
                 self.recompute(segment)
                 recomputed.add(segment)
             self.ends_checkpoint = segment if segment is not None and position == first_saver[segment] else None
             self.operator = self.tape.operator(position)
-            self.step(node, takes=self.recomputes or (segment is not None and not self.tape.reentrant))
+            self.step(node, takes=self.recomputes or (segment is not None and not self.tape.checkpoints.reentrant))
             if self.ends_checkpoint is not None:  # no gradient has reached it, or its separate backward returns now
                 self.end_checkpoint()
-        if self.tape.arrives_summed is not None:
+        if self.tape.gradients.arrives_summed is not None:
             # The gradient of the tied LM head, which its block counts, is now complete.
-            self.references[self.tape.arrives_summed] = 1
-            self.parameter_arrived(self.tape.arrives_summed)
+            self.references[self.tape.gradients.arrives_summed] = 1
+            self.parameter_arrived(self.tape.gradients.arrives_summed)
         if self.tape.entry is not None and self.tape.entry in self.pending:
             self.operator = END
             self.release(self.pending[self.tape.entry].storage)  # the block before counts it as its incoming gradient
@@ -163,10 +163,10 @@ class Backward:
         """
         nodes = self.tape.nodes[segment.start : segment.stop]
         # live until the segment's autocast region ends
-        results = nodes[-1].outputs if self.tape.reentrant else ()
-        lasting = {index for node in nodes for index in node.saved} | self.tape.region
+        results = nodes[-1].outputs if self.tape.checkpoints.reentrant else ()
+        lasting = {index for node in nodes for index in node.saved} | self.tape.live.region
         lasting |= {tensor.storage for tensor in results}
-        early = self.tape.stops_early
+        early = self.tape.checkpoints.stops_early
         last = max((p for p, node in enumerate(nodes) if node.unpacks), default=-1) if early else len(nodes) - 1
         uses: dict[int, int] = {}
         for position, node in enumerate(nodes):
@@ -207,9 +207,9 @@ class Backward:
                     self.recompute_tensor(index)
                 alive.add(index)
         if not made or not set(made) <= set(segment.saved):
-            for index in node.forward_temporaries:
+            for index in node.forward.temporaries:
                 self.allocate(index)
-            self.release_all(node.forward_temporaries)
+            self.release_all(node.forward.temporaries)
 
     def copy_from_host(self, inputs: Iterable[int]) -> None:
         """Copy a segment's inputs back from the host; the copies replace the originals from here on."""
@@ -242,29 +242,30 @@ class Backward:
                 operator's backward returns. Only then does the engine cast its results or sum them over broadcast axes
                 (torch 2.13 torch/utils/checkpoint.py, unpack_hook; engine.cpp, validate_outputs).
         """
+        memory, deferred = node.backward, node.deferred
         incoming = [self.pending.pop(tensor) for tensor in node.outputs if tensor in self.pending]
         if not incoming and node.outputs:
             self.release_all(self.current(index) for index in node.saved)
             return
-        outgoing = self.results(node, incoming, takes=takes or bool(node.copied_from_host))
-        if not node.python_function:
+        outgoing = self.results(node, incoming, takes=takes or bool(memory.copied_from_host))
+        if not memory.python_function:
             self.release_all(gradient.storage for gradient in incoming)
         # Gradients enter the buffers of earlier operators before leaves are processed. With a bias the input is
         # flattened before the weight is transposed, so the gradient's view is deposited after the weight (ATen
         # native/Linear.cpp).
-        later = [(tensor, gradient) for tensor, gradient in outgoing if node.input_viewed_first and gradient.view]
+        later = [(tensor, gradient) for tensor, gradient in outgoing if memory.input_viewed_first and gradient.view]
         for tensor, gradient in outgoing:
             if (tensor, gradient) not in later:
                 self.deposit(tensor, gradient)
-        for index in node.parameters[:: -1 if node.reversed_accumulation else 1]:
-            if index not in self.tape.deferred:
+        for index in node.parameters[:: -1 if memory.reversed_accumulation else 1]:
+            if index not in self.tape.gradients.deferred:
                 self.parameter_arrived(index)
-        for total, *parts in node.sums:
+        for total, *parts in deferred.sums:
             if not self.references.get(total, 0):
                 self.allocate(total)
             self.release_all(parts)
-        self.release_all(node.drops)
-        for index in node.completes:
+        self.release_all(deferred.drops)
+        for index in deferred.completes:
             self.parameter_arrived(index)
         for tensor, gradient in later:
             self.deposit(tensor, gradient)
@@ -273,34 +274,35 @@ class Backward:
         self, node: Node, incoming: list[PendingGradient], *, takes: bool
     ) -> list[tuple[Tensor, PendingGradient]]:
         """Allocate an operator's input and parameter gradients; return the former in their dtypes and shapes."""
-        for index in (*node.copied_from_host, *(node.parameters if node.parameters_first else ())):
+        memory = node.backward
+        for index in (*memory.copied_from_host, *(node.parameters if memory.parameters_first else ())):
             self.allocate(index)
-        self.allocate_and_free(node.prepares)
+        self.allocate_and_free(memory.prepares)
         outgoing = self.outgoing(node, incoming)
-        self.allocate_and_free(node.between)
-        early = () if node.parameters_first else (index for index in node.parameters if index not in node.summed)
-        for index in (*early, *node.backward_temporaries):
+        self.allocate_and_free(memory.between)
+        early = () if memory.parameters_first else (index for index in node.parameters if index not in memory.summed)
+        for index in (*early, *memory.temporaries):
             self.allocate(index)
-        self.release_all(node.backward_temporaries)
-        if node.python_function:
+        self.release_all(memory.temporaries)
+        if memory.python_function:
             self.release_all(gradient.storage for gradient in incoming)
         if takes:
             self.release_saved(node)
         outgoing = [(t, self.sum_of(t) if gradient is UNSUMMED else gradient) for t, gradient in outgoing]
-        self.allocate_and_free(node.summed_later)
+        self.allocate_and_free(memory.summed_later)
         self.release_all(_left(node))
         outgoing = self.as_wanted(node, outgoing)
         if not takes:
             self.release_saved(node)
-        if self.ends_checkpoint is not None and not self.tape.reentrant:
+        if self.ends_checkpoint is not None and not self.tape.checkpoints.reentrant:
             self.end_checkpoint()
         return outgoing
 
     def outgoing(self, node: Node, incoming: list[PendingGradient]) -> list[tuple[Tensor, PendingGradient]]:
         """Allocate the gradients of an operator's inputs, in order; return them with their tensors."""
         found: list[tuple[Tensor, PendingGradient]] = []
-        overwritten, prepared = iter(node.saved), iter(node.prepared)
-        early = node.frees_early
+        overwritten, prepared = iter(node.saved), iter(node.backward.prepared)
+        early = node.backward.frees_early
         for tensor, kind in zip(node.inputs, node.gradients, strict=True):
             written_over = next(overwritten) if kind == IN_PLACE else None
             if kind is None or not tensor.grad:
@@ -360,7 +362,7 @@ class Backward:
 
     def release_saved(self, node: Node) -> None:
         """Release the tensors that an operator has saved, and record when the shared tables were last read."""
-        self.release_all((*(self.current(index) for index in node.saved), *node.copied_from_host))
+        self.release_all((*(self.current(index) for index in node.saved), *node.backward.copied_from_host))
         self.reads |= dict.fromkeys(node.tables, len(self.events))
 
     def allocate_and_free(self, steps: Iterable[tuple[int, int]]) -> None:
@@ -442,10 +444,12 @@ class Backward:
 
 def _left(node: Node) -> Iterable[int]:
     """Return the temporaries that an operator has allocated and neither freed nor passed on as gradients."""
-    steps = (*node.prepares, *((index, -1) for index in node.frees_early), *node.between, *node.summed_later)
+    memory = node.backward
+    early = ((index, -1) for index in memory.frees_early)
+    steps = (*memory.prepares, *early, *memory.between, *memory.summed_later)
     if not steps:
         return ()
     made = Counter(index for index, sign in steps for _ in range(max(sign, 0)))
     made.subtract(index for index, sign in steps if sign < 0)
-    made.subtract((*node.summed, *node.prepared))
+    made.subtract((*memory.summed, *memory.prepared))
     return made.elements()

@@ -19,6 +19,7 @@ from memcalc.programs.program import Activity, BlockOperator, SharedTable, Stora
 
 Shape = tuple[str, ...]
 Rule = Callable[[Mapping[str, int]], int]
+Steps = tuple[tuple[int, int], ...]  # storages, each with +1 where it is allocated or -1 where it is freed
 
 OF_THE_HOST = -2  # replaces a storage: a tensor that no device holds
 SAME = "same"  # the input's gradient is the output's gradient: no bytes
@@ -58,46 +59,99 @@ class Tensor:
     leaf: bool = False
 
 
+class ForwardMemory(NamedTuple):
+    """What an operator's forward allocates besides its outputs.
+
+    Args:
+        temporaries: freed before it returns.
+        also: further results, such as statistics for backward.
+        first: those of `also` that it allocates before its outputs.
+        for_graph: those of `also` that a forward without gradients does not allocate.
+        staged_first: allocated one at a time on the way to the host, before the operator runs.
+        staged_last: the same, after it has run.
+    """
+
+    temporaries: tuple[int, ...] = ()
+    also: tuple[int, ...] = ()
+    first: tuple[int, ...] = ()
+    for_graph: tuple[int, ...] = ()
+    staged_first: tuple[int, ...] = ()
+    staged_last: tuple[int, ...] = ()
+
+    def without_graph(self) -> ForwardMemory:
+        """Return what a forward without gradients allocates."""
+        return self._replace(also=tuple(index for index in self.also if index not in self.for_graph))
+
+
+class BackwardMemory(NamedTuple):
+    """What an operator's backward allocates and frees besides its gradients, and the order of these.
+
+    Args:
+        temporaries: live at the same time after all gradients, and freed before it returns.
+        prepares: steps before its results.
+        prepared: input gradients that `prepares` allocates.
+        frees_early: of `prepares`, what the first input gradient alone is computed from.
+        between: steps between input gradients and parameter gradients.
+        summed: parameter gradients that the engine sums after the operator's backward has returned.
+        summed_later: steps of these sums, `summed` included.
+        python_function: a torch.autograd.Function; its incoming gradient is freed when its backward returns.
+        reversed_accumulation: of parameter gradients: addmm's bias is a leaf, its weight a transposed view.
+        input_viewed_first: before the parameters: a view of its gradient is passed on after theirs.
+        parameters_first: whether it produces parameter gradients before input gradients.
+        copied_from_host: copies of saved tensors, on the GPU while it runs.
+    """
+
+    temporaries: tuple[int, ...] = ()
+    prepares: Steps = ()
+    prepared: tuple[int, ...] = ()
+    frees_early: tuple[int, ...] = ()
+    between: Steps = ()
+    summed: tuple[int, ...] = ()
+    summed_later: Steps = ()
+    python_function: bool = False
+    reversed_accumulation: bool = False
+    input_viewed_first: bool = False
+    parameters_first: bool = False
+    copied_from_host: tuple[int, ...] = ()
+
+
+class DeferredGradients(NamedTuple):
+    """Parameter gradients that several operators compute parts of, of which backward keeps the sum.
+
+    Args:
+        sums: each gradient with the parts that are added to it here.
+        completes: gradients that get their last part here.
+        drops: temporaries of `sums` that are freed.
+    """
+
+    sums: tuple[tuple[int, ...], ...] = ()
+    completes: tuple[int, ...] = ()
+    drops: tuple[int, ...] = ()
+
+
+OUTPUTS_ALONE, GRADIENTS_ALONE, NONE_DEFERRED = ForwardMemory(), BackwardMemory(), DeferredGradients()
+
+
 @dataclass(slots=True, eq=False)
 class Node:
-    """One operator: its tensors, and what its backward reads, allocates and frees."""
+    """One operator: its tensors, and what its forward and backward allocate and free."""
 
     name: str
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     saved: tuple[int, ...]
     gradients: tuple[str | None, ...]  # for each input one of SAME to PREPARED above, or None
-    forward_temporaries: tuple[int, ...] = ()
-    backward_temporaries: tuple[int, ...] = ()
-    # (storage, +1 or -1): backward's allocations and frees before its results
-    prepares: tuple[tuple[int, int], ...] = ()
-    prepared: tuple[int, ...] = ()  # input gradients that `prepares` allocates
-    frees_early: tuple[int, ...] = ()  # of `prepares`, what the first input gradient alone is computed from
-    between: tuple[tuple[int, int], ...] = ()  # the same, between input gradients and parameter gradients
-    parameters: tuple[int, ...] = ()
-    summed: tuple[int, ...] = ()  # the `parameters` that the engine sums after the operator's backward has returned
-    # allocations and frees of these sums, `summed` included
-    summed_later: tuple[tuple[int, int], ...] = ()
-    python_function: bool = False  # a torch.autograd.Function; its incoming gradient is freed when its backward returns
-    reversed_accumulation: bool = False  # of `parameters`: addmm's bias is a leaf, its weight a transposed view
-    input_viewed_first: bool = False  # before the parameters: a view of its gradient is passed on after theirs
-    parameters_first: bool = False  # whether backward produces parameter gradients before input gradients
-    also_allocates: tuple[int, ...] = ()
-    allocated_first: tuple[int, ...] = ()  # those of `also_allocates` that come before the outputs
-    for_graph: tuple[int, ...] = ()  # those of `also_allocates` that a forward without gradients does not allocate
+    parameters: tuple[int, ...] = ()  # their gradients
+    forward: ForwardMemory = OUTPUTS_ALONE
+    backward: BackwardMemory = GRADIENTS_ALONE
+    deferred: DeferredGradients = NONE_DEFERRED
     referenced_by_caller: tuple[int, ...] = ()  # not read here, but referenced by the calling Python code
     # saved for backward by an operator without a gradient, until nothing references its result after this operator; a
     # checkpoint does not save them (torch/utils/checkpoint.py, _checkpoint_hook)
     referenced_by_graph: tuple[int, ...] = ()
-    sums: tuple[tuple[int, ...], ...] = ()  # deferred parameter gradients, each with the parts added to it here
-    completes: tuple[int, ...] = ()  # deferred gradients that get their last part here
-    drops: tuple[int, ...] = ()  # temporaries of `sums` that are freed
     keeps_weight: bool = False  # a frozen weight saved for the input gradient: a saved tensor without new memory
     variables: tuple[Tensor, ...] | None = None  # saved tensors, where they differ from `saved`: weights, views
     tables: tuple[str, ...] = ()  # shared tables of the model that it saves
-    staged_first: tuple[int, ...] = ()  # allocated one at a time on the way to the host, before the operator runs
-    staged_last: tuple[int, ...] = ()  # the same, after it has run
-    copied_from_host: tuple[int, ...] = ()  # copies of saved tensors, on the GPU while its backward runs
     module: str = ""  # module of the parameters it reads, as in state_dict within its unit
     multiplies: bool = False  # whether it is a cuBLAS matmul
     written: int = -1  # what backward's first matmul writes; -1: the first storage that backward allocates
@@ -107,12 +161,12 @@ class Node:
     @property
     def allocated(self) -> tuple[int, ...]:
         """The storages that forward allocates, in order."""
-        return tuple(dict.fromkeys((*self.allocated_first, *(y.storage for y in self.outputs), *self.also_allocates)))
+        return tuple(dict.fromkeys((*self.forward.first, *(y.storage for y in self.outputs), *self.forward.also)))
 
     @property
     def allocated_alone(self) -> tuple[int, ...]:
         """The storages that a forward without gradients allocates, in order."""
-        return tuple(index for index in self.allocated if index not in self.for_graph)
+        return tuple(index for index in self.allocated if index not in self.forward.for_graph)
 
     @property
     def unpacks(self) -> bool:
@@ -141,6 +195,65 @@ class CheckpointSegment(NamedTuple):
 
 
 @dataclass(slots=True)
+class LiveTensors:
+    """Storages that stay live although no operator of the block's forward reads them any more.
+
+    Args:
+        held: until the whole backward has finished.
+        read_by: those of `held` that are freed after these layers (see stages.READERS).
+        given: since before forward, besides the input: the KV cache so far.
+        region: until the autocast region ends, with the loss.
+        names: until the model's forward returns: its Python variables.
+        handed: until the next layer returns, which then references them.
+    """
+
+    held: set[int] = field(default_factory=set)
+    read_by: dict[int, str] = field(default_factory=dict)
+    given: set[int] = field(default_factory=set)
+    region: set[int] = field(default_factory=set)
+    names: set[int] = field(default_factory=set)
+    handed: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class ParameterGradients:
+    """Parameter gradients that are sums over several operators, or over two blocks with one weight (tied).
+
+    Args:
+        deferred: those that wait for further parts.
+        arrives_summed: the gradient that this block completes (tied).
+        tied: of the LM head: the gradient of a weight tied to the embedding.
+        tied_sum: of the embedding: the sum of both gradients, where it is a separate tensor.
+    """
+
+    deferred: set[int] = field(default_factory=set)
+    arrives_summed: int | None = None
+    tied: int = -1
+    tied_sum: int = -1
+
+
+@dataclass(slots=True)
+class Checkpoints:
+    """Checkpoints of a block, and how they recompute.
+
+    Args:
+        segments: the checkpointed operators.
+        stops_early: whether a recomputation ends with the last tensor that backward needs.
+        reentrant: whether a recomputation runs a separate backward, with its result and the given gradient live until
+            it returns.
+    """
+
+    segments: list[CheckpointSegment] = field(default_factory=list)
+    stops_early: bool = True
+    reentrant: bool = False
+
+    @property
+    def inside(self) -> dict[int, CheckpointSegment]:
+        """The segment of each checkpointed operator, by its position on the tape."""
+        return {position: segment for segment in self.segments for position in range(segment.start, segment.stop)}
+
+
+@dataclass(slots=True)
 class Tape:
     """Recorder of operators. Block authors call the methods of `Operators`, which calls `record`.
 
@@ -151,27 +264,14 @@ class Tape:
     saved_component: Component = Component.ACTIVATIONS
     storages: list[Storage] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
-    held: set[int] = field(default_factory=set)  # live until the whole backward has finished
-    # those of `held` that are freed after these layers (see stages.READERS)
-    read_by: dict[int, str] = field(default_factory=dict)
-    given: set[int] = field(default_factory=set)  # live when forward begins, besides the input: the KV cache so far
-    region: set[int] = field(default_factory=set)  # live until the autocast region ends, with the loss
-    names: set[int] = field(default_factory=set)  # live until the model's forward returns: its Python variables
-    handed: set[int] = field(default_factory=set)  # live until the next layer returns, which then references them
-    deferred: set[int] = field(default_factory=set)  # parameter gradients that wait for another block's (tied)
-    arrives_summed: int | None = None  # the parameter gradient that this block completes (tied)
-    segments: list[CheckpointSegment] = field(default_factory=list)
-    stops_early: bool = True  # whether a recomputation ends with the last tensor that backward needs
-    # whether a recomputation runs a separate backward, with its result and the given gradient live until it returns
-    reentrant: bool = False
+    live: LiveTensors = field(default_factory=LiveTensors)
+    gradients: ParameterGradients = field(default_factory=ParameterGradients)
+    checkpoints: Checkpoints = field(default_factory=Checkpoints)
     arguments: list[Tensor] = field(default_factory=list)  # made for the block by its caller, by the first operators
-    offloads: bool = False  # saved tensors are in host memory
-    packed: list[int] = field(default_factory=list)  # tensors in host memory, by the storages they are copied back to
+    packed: list[int] | None = None  # saved tensors in host memory, by the storages they are copied back to
     leaves: dict[int, Node] = field(default_factory=dict)  # results set to require a gradient -> the operator
     boundary: int = 0  # number of nodes in forward; the rest is the loss
     head: int | None = None  # number of nodes before the LM head
-    tied_gradient: int = -1  # gradient of an LM head weight tied to the embedding
-    tied_sum: int = -1  # embedding: the sum of both gradients, where it is a separate tensor
     entry: Tensor | None = None
 
     def store(
@@ -214,17 +314,18 @@ class Tape:
         if not (trains or node.parameters or any(tensor.grad for tensor in node.inputs)):
             for tensor in node.outputs:
                 tensor.grad = False
-            node.saved, node.backward_temporaries, node.keeps_weight, node.variables = (), (), False, None
+            node.saved, node.keeps_weight, node.variables = (), False, None
+            node.backward = node.backward._replace(temporaries=())
             node.gradients = (None,) * len(node.inputs)
         self.nodes.append(node)
 
     def forget_gradients(self) -> None:
         """Drop autograd from the tape: nothing is saved or recomputed."""
-        self.segments.clear()
+        self.checkpoints.segments.clear()
         self.leaves.clear()
         for node in self.nodes:
             node.saved, node.keeps_weight, node.variables, node.tables = (), False, None, ()
-            node.also_allocates = tuple(index for index in node.also_allocates if index not in node.for_graph)
+            node.forward = node.forward.without_graph()
 
     def still_referenced(self, *tensors: Tensor) -> None:
         """Keep tensors live until here because a Python variable still references them."""
@@ -261,26 +362,26 @@ class Tape:
 
     def hold(self, tensor: Tensor) -> None:
         """Keep a tensor live until the step frees it after backward."""
-        self.held.add(tensor.storage)
+        self.live.held.add(tensor.storage)
 
     def recompute(self, output: Tensor, inputs: tuple[Tensor, ...]) -> None:
         """Checkpoint the operators from `inputs` to `output`, which must be the last one recorded."""
         storages = tuple(dict.fromkeys(tensor.storage for tensor in inputs))
         made = [p for p, node in enumerate(self.nodes) if any(t in inputs for t in node.outputs)]
         assert output in self.nodes[-1].outputs
-        self.segments.append(CheckpointSegment(max(made) + 1, len(self.nodes), storages))
+        self.checkpoints.segments.append(CheckpointSegment(max(made) + 1, len(self.nodes), storages))
 
     def recompute_all(self, kept: tuple[int, ...] = ()) -> None:
         """Checkpoint the whole block: keep its input, its arguments and, of its results, only these storages."""
         assert self.entry is not None
         inputs = tuple(tensor.storage for tensor in (self.entry, *self.arguments))
         saved = tuple(dict.fromkeys(kept))
-        self.segments = [CheckpointSegment(len(self.arguments), len(self.nodes), inputs, saved)]
+        self.checkpoints.segments = [CheckpointSegment(len(self.arguments), len(self.nodes), inputs, saved)]
 
     def allocated_by(self, names: tuple[str, ...]) -> tuple[int, ...]:
         """Return the storages that operators of these names allocate: results and other persistent buffers."""
         nodes = [node for node in self.nodes if node.name in names]
-        return tuple(index for node in nodes for index in (*(t.storage for t in node.outputs), *node.also_allocates))
+        return tuple(index for node in nodes for index in (*(t.storage for t in node.outputs), *node.forward.also))
 
     def begin_head(self) -> None:
         """Mark the start of the LM head and the loss after it."""

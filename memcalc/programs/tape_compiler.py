@@ -38,11 +38,11 @@ def compiled(
     live = _start(tape)
     head = () if output is None else (output.storage,)
     forward = [StorageEvent(index, 1, START) for index in live]
-    forward += _forward(tape, range(boundary), live, kept | tape.region | tape.names | set(head))
-    loss = _forward(tape, range(boundary, len(tape.nodes)), live, kept | tape.region)
+    forward += _forward(tape, range(boundary), live, kept | tape.live.region | tape.live.names | set(head))
+    loss = _forward(tape, range(boundary, len(tape.nodes)), live, kept | tape.live.region)
     # With offloaded activations, tensors that Python variables reference stay on the GPU; a frozen embedding packs
     # nothing.
-    stays = kept | tape.names if tape.offloads else kept
+    stays = kept | tape.live.names if tape.packed is not None else kept
     forward += [
         StorageEvent(index, -1, END) for index in head if index not in stays
     ]  # the next block counts it as its input
@@ -57,26 +57,24 @@ def compiled(
         storage if storage.component is not None else storage._replace(component=_component(tape, index, saved))
         for index, storage in enumerate(tape.storages)
     )
-    region, names = tuple(sorted(tape.region - kept)), tuple(sorted(tape.names - kept - tape.region))
-    packed, handed = tuple(tape.packed), tuple(sorted(tape.handed - kept - tape.region - tape.names))
-    read_by = tuple(sorted((index, layers) for index, layers in tape.read_by.items() if index in kept))
+    read_by = tuple(sorted((index, layers) for index, layers in tape.live.read_by.items() if index in kept))
     return Program(
         storages=storages,
         forward=tuple(forward),
         loss=tuple(loss),
         backward=tuple(backward),
-        region=region,
-        names=names,
-        packed=packed,
-        handed=handed,
+        region=tuple(sorted(tape.live.region - kept)),
+        names=tuple(sorted(tape.live.names - kept - tape.live.region)),
+        packed=tuple(tape.packed or ()),
+        handed=tuple(sorted(tape.live.handed - kept - tape.live.region - tape.live.names)),
         read_by=read_by,
         reads=tuple(reads.items()),
         checkpoint_end=checkpoint_end,
-        held=tuple(sorted(tape.held.difference(*(node.saved for node in tape.nodes)))),
+        held=tuple(sorted(tape.live.held.difference(*(node.saved for node in tape.nodes)))),
         output=-1 if output is None else output.storage,
         output_is_leaf=output is not None and output.storage in tape.leaves,
-        tied_gradient=tape.tied_gradient,
-        tied_sum=tape.tied_sum,
+        tied_gradient=tape.gradients.tied,
+        tied_sum=tape.gradients.tied_sum,
     )
 
 
@@ -95,14 +93,14 @@ def _start(tape: Tape) -> set[int]:
     """Return the storages that exist when the block's forward begins: its input, and tables made once and kept."""
     made = {index for node in tape.nodes for index in node.allocated}
     entry = set() if tape.entry is None else {tape.entry.storage}
-    return entry | tape.given | ((tape.held | tape.names) - made)
+    return entry | tape.live.given | ((tape.live.held | tape.live.names) - made)
 
 
 def _kept(tape: Tape) -> set[int]:
     """Return the storages live between forward and backward: segment inputs, and tensors saved outside segments."""
-    kept = set(tape.held)
-    inside = {position for segment in tape.segments for position in range(segment.start, segment.stop)}
-    for segment in tape.segments:
+    kept = set(tape.live.held)
+    inside = tape.checkpoints.inside
+    for segment in tape.checkpoints.segments:
         kept.update((*segment.on_device, *segment.saved))
     for position, node in enumerate(tape.nodes):
         if position not in inside:
@@ -123,7 +121,7 @@ def _component(tape: Tape, index: int, saved: set[int]) -> Component:
 def _forward(tape: Tape, positions: range, live: set[int], kept: set[int]) -> list[StorageEvent]:
     """Return the events of forward: a storage is freed after its last reader unless it is in `kept`."""
     last_use: dict[int, int] = {}
-    inside = {position for segment in tape.segments for position in range(segment.start, segment.stop)}
+    inside = tape.checkpoints.inside
     for position in range(len(tape.nodes)):
         node = tape.nodes[position]
         for tensor in (*node.inputs, *node.outputs):
@@ -133,14 +131,14 @@ def _forward(tape: Tape, positions: range, live: set[int], kept: set[int]) -> li
     events: list[StorageEvent] = []
     for position in positions:
         node, operator = tape.nodes[position], tape.operator(position)
-        made = node.allocated_alone if tape.reentrant and position in inside else node.allocated
+        made = node.allocated_alone if tape.checkpoints.reentrant and position in inside else node.allocated
         new = [index for index in made if index not in live]
-        events += [StorageEvent(index, sign, operator) for index in node.staged_first for sign in (1, -1)]
-        events += [StorageEvent(index, 1, operator) for index in (*new, *node.forward_temporaries)]
+        events += [StorageEvent(index, sign, operator) for index in node.forward.staged_first for sign in (1, -1)]
+        events += [StorageEvent(index, 1, operator) for index in (*new, *node.forward.temporaries)]
         live.update(new)
         gone = [index for index in sorted(live) if index not in kept and last_use.get(index, position) <= position]
-        events += [StorageEvent(index, -1, operator) for index in node.forward_temporaries]
-        events += [StorageEvent(index, sign, operator) for index in node.staged_last for sign in (1, -1)]
+        events += [StorageEvent(index, -1, operator) for index in node.forward.temporaries]
+        events += [StorageEvent(index, sign, operator) for index in node.forward.staged_last for sign in (1, -1)]
         events += [StorageEvent(index, -1, operator) for index in gone]
         live.difference_update(gone)
     return events

@@ -166,7 +166,7 @@ def _passes(parts: StageBlocks) -> dict[str, int]:
 def _left(parts: StageBlocks, number: int) -> int:
     """Return the bytes that a block's backward leaves allocated: not the gradients of a unit that FSDP shards."""
     block, options = parts.blocks[number], state_options(parts.spec)
-    is_unit = block.part != "head" or options.wraps_embedding_and_head
+    is_unit = block.part != "head" or options.fsdp.wraps_embedding_and_head
     if options.engine in ("fsdp1", "fsdp2") and options.data_parallel > 1 and is_unit:
         return block.sized.bytes_of(block.program.left_without_gradients)
     return block.sized.bytes_of(block.program.left)

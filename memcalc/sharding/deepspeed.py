@@ -87,15 +87,15 @@ def _engine(
     if options.zero_stage == 0:
         return engine_without_zero(requests, ordered, options, reduces_overflow=reduces)
     if options.zero_stage < 3:
-        if not options.offloads:
+        if not options.host.offloads:
             return ZeRO12(requests, ordered, options, rank)
         return ZeRO12Offload(requests, ordered, options, rank, reduces_overflow=reduces, clones_large=clones)
     structure = block_structure(spec)
     order = Order(
         _modules(ordered, units, spec),
-        stops_inside=not structure.residual_dropout,
-        detached=options.detached,
-        reentrant=structure.reentrant_checkpoints,
+        stops_inside=not structure.residual.dropout,
+        detached=options.model.detached,
+        reentrant=structure.saving.reentrant,
         scores_itself=scores_itself(spec),
     )
     family = _transformers_family(spec)
@@ -105,15 +105,15 @@ def _engine(
         views_experts=family is None or family.transposes_experts,
         frees_leftovers=not _is_older(spec, FREES_LEFTOVERS),
         keeps_recomputed=not _is_older(spec, KEEPS_RECOMPUTED),
-        reentrant=structure.reentrant_checkpoints,
+        reentrant=structure.saving.reentrant,
     )
-    engine = ZeRO3Offload if options.offloads else ZeRO3
+    engine = ZeRO3Offload if options.host.offloads else ZeRO3
     return engine(requests, ordered, calls, options)
 
 
 def _computes_loss_by_tokens(spec: Spec) -> bool:
     """Return whether the model's own forward computes a loss that reads the LM head's weight, and returns no logits."""
-    return spec.training.loss in TOKENWISE and state_options(spec).loss_in_model
+    return spec.training.loss in TOKENWISE and state_options(spec).model.loss_in_model
 
 
 def _transformers_family(spec: Spec) -> type[Family] | None:
@@ -140,7 +140,7 @@ def _modules(
             structure.family in EXPERTS_HOOKED_WHOLE,
         )
 
-    both = family.turns_windows and structure.windows and structure.has_full_attention
+    both = family.turns_windows and structure.masks.has_windows and structure.masks.has_full_attention
     rotations = family.rotates + (family.rotates and both)
     return transformers_modules(
         ordered,
@@ -160,7 +160,7 @@ def _wrappers(spec: Spec) -> int:
     the model, and before called its `forward`, without DeepSpeed's hooks (peft tuners/tuners_utils.py, BaseTuner).
     """
     is_older = is_before(spec.training.versions, "peft", LORA_CALLS_MODEL)
-    return 2 if state_options(spec).loss_in_model and not is_older else 1
+    return 2 if state_options(spec).model.loss_in_model and not is_older else 1
 
 
 def lacks(spec: Spec, plan: Segment) -> Iterator[str]:

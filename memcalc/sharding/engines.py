@@ -109,7 +109,7 @@ def ranks_that_may_hold_most(spec: Spec) -> tuple[int | None, ...]:
     are live, and the first rank has the embedding, often the largest parameter.
     """
     options = state_options(spec)
-    copies = options.engine == "deepspeed" and options.offloads and options.zero_stage == 2
+    copies = options.engine == "deepspeed" and options.host.offloads and options.zero_stage == 2
     return (None, 0) if copies else (None,)
 
 

@@ -30,7 +30,7 @@ THE_ROOT = UnitKey(ROOT)
 
 def unit_of_parameter(place: int, parameter: LocalParameter, options: StateOptions) -> UnitKey:
     """Return the unit of a parameter of a layer or of the root."""
-    return UnitKey(place, module_in(parameter) if options.trained_apart and parameter.trains else "")
+    return UnitKey(place, module_in(parameter) if options.fsdp.trained_apart and parameter.trains else "")
 
 
 def units_in_order(

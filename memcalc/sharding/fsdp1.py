@@ -84,9 +84,9 @@ class FSDP1(Engine):
         super().__init__(requests)
         self.choice, self.rank = options, rank
         self.reshards = options.zero_stage == 3  # FULL_SHARD: after forward, and in backward without reduction
-        self.output_is_loss = options.loss_in_model
+        self.output_is_loss = options.model.loss_in_model
         # Only the last micro-batch reduces, and the first one cannot prefetch.
-        self.repeats = not (options.sums_unsharded or options.forward_prefetch)
+        self.repeats = not (options.step.sums_unsharded or options.fsdp.forward_prefetch)
         self.members = units_in_order(units, options)
         known: dict[tuple[LocalParameter, ...], FlatUnitSizes] = {}
         pieces: dict[tuple[LocalParameter, ...], tuple[int, ...]] = {}
@@ -127,7 +127,7 @@ class FSDP1(Engine):
 
     def existing(self) -> list[int]:
         """Record the flat gradients of earlier micro-batches, which the last one reduces."""
-        for unit, sizes in self.sizes.items() if self.choice.sums_unsharded else ():
+        for unit, sizes in self.sizes.items() if self.choice.step.sums_unsharded else ():
             if self.trains[unit]:
                 with self.requests.repeat(self.rounds.get(unit.place, 1)):
                     self.sums[unit] = self.requests.take(sizes.gradient, UNSHARD, self.labels[unit].gradient)
@@ -141,7 +141,7 @@ class FSDP1(Engine):
         leaves all units unsharded.
         """
         self.is_initialized = self.is_any = self.knows_order = True
-        if self.choice.sums_unsharded and not self.reshards:
+        if self.choice.step.sums_unsharded and not self.reshards:
             for unit in self.sizes:
                 with self.requests.repeat(self.rounds.get(unit.place, 1)):
                     self._unshard(unit)
@@ -168,7 +168,7 @@ class FSDP1(Engine):
     def begin(self, *, have_gradients: bool, last: bool) -> None:
         """Begin a micro-batch."""
         self.have_gradients = have_gradients
-        self.reduces = last or not self.choice.sums_unsharded
+        self.reduces = last or not self.choice.step.sums_unsharded
 
     # -- hooks ---------------------------------------------------------------------------------------------------------
 
@@ -234,7 +234,7 @@ class FSDP1(Engine):
     def _begin_forward(self, unit: UnitKey) -> None:
         """Pre-forward: unshard, unless an earlier pass has left the unit unsharded; prefetch the next unit."""
         self._unshard(unit)
-        if self.choice.forward_prefetch and self.knows_order:
+        if self.choice.fsdp.forward_prefetch and self.knows_order:
             self._unshard(self.after.get(unit))
 
     def _end_forward(self, unit: UnitKey) -> None:
@@ -247,7 +247,7 @@ class FSDP1(Engine):
         """Pre-backward: unshard unless prefetched; prefetch the unit that ran before. Source: _pre_backward_hook."""
         self.awaits_backward.discard(unit)
         self._unshard(unit)
-        if self.choice.backward_prefetch == "pre":
+        if self.choice.fsdp.backward_prefetch == "pre":
             self._prefetch(unit)
 
     def _end_backward(self, unit: UnitKey, gradients: Sequence[Gradient]) -> None:
@@ -288,19 +288,20 @@ class FSDP1(Engine):
         elif unit.place in self.below:
             self._begin_backward(UnitKey(self.below[unit.place]))
             self._reshard(unit)
-        elif not self.choice.detached:
+        elif not self.choice.model.detached:
             self._reshard(unit)
 
     def _reshard(self, unit: UnitKey) -> None:
         """Free the unsharded flat parameter, and prefetch. Source: _post_backward_reshard."""
         if unit in self.unsharded and self._frees_in_backward(unit):
             self.requests.drop((self.unsharded.pop(unit),))
-        if self.choice.backward_prefetch == "post" and unit != THE_ROOT:  # the layers have run backward before the root
+        # the layers have run backward before the root
+        if self.choice.fsdp.backward_prefetch == "post" and unit != THE_ROOT:
             self._prefetch(unit)
 
     def _frees_in_backward(self, unit: UnitKey) -> bool:
         """Return whether a unit is resharded after its backward. Source: _should_free_in_backward."""
-        if self.is_any and self.choice.sums_unsharded and unit != THE_ROOT:
+        if self.is_any and self.choice.step.sums_unsharded and unit != THE_ROOT:
             return self.reshards
         return self.reduces or self.reshards
 
@@ -362,8 +363,8 @@ def sizes_of(parameters: tuple[LocalParameter, ...], options: StateOptions) -> F
     """Return the allocations for a unit."""
     flat, ranks = unit_of(parameters, options), options.data_parallel
     own = parameters[0].dtype or options.base
-    compute = options.gathered or own
-    reduced = options.reduced or own
+    compute = options.fsdp.gathered or own
+    reduced = options.fsdp.reduced or own
     stored, read, summed = DTYPE_BYTES[own], DTYPE_BYTES[compute], DTYPE_BYTES[reduced]
     gathered = flat.shard * ranks
     return FlatUnitSizes(
@@ -381,7 +382,7 @@ def sizes_of(parameters: tuple[LocalParameter, ...], options: StateOptions) -> F
 
 def pieces_of(parameters: tuple[LocalParameter, ...], options: StateOptions, rank: int) -> tuple[int, ...]:
     """Return the bytes of a rank's part of each parameter of a unit, if the optimizer updates such parts."""
-    if not options.use_orig_params:
+    if not options.fsdp.use_orig_params:
         return ()
     size = DTYPE_BYTES[parameters[0].dtype or options.base]
     return tuple(size * elements for elements in unit_of(parameters, options).pieces(rank) if elements)
@@ -393,7 +394,7 @@ def labels_of(unit: UnitKey, parameters: tuple[LocalParameter, ...], options: St
     if unit.module:
         name, symbol = "a trained module", "P_module"
     own = parameters[0].dtype or options.base
-    compute, reduced = options.gathered or own, options.reduced or own
+    compute, reduced = options.fsdp.gathered or own, options.fsdp.reduced or own
 
     def label(tensor: str, dtype: str, symbol: str, rule: str, component: Component) -> EngineTensor:
         return EngineTensor(component, tensor, dtype, symbol, f"{SOURCE}{rule}")

@@ -107,7 +107,7 @@ def labels_of(unit: int, parameters: Sequence[LocalParameter], options: StateOpt
         label(f"shards of {name}, cast", dtype, "_fsdp_collectives.py: foreach_all_gather"),
         label(f"all-gather of {name}", dtype, "_fsdp_collectives.py: foreach_all_gather"),
         label(f"{parameters_name}, gathered", dtype, "_fsdp_param_group.py: unshard", len(parameters)),
-        label(f"reduce-scatter input of {name}", options.reduced or own, "_fsdp_param_group.py: post_backward"),
+        label(f"reduce-scatter input of {name}", options.fsdp.reduced or own, "_fsdp_param_group.py: post_backward"),
         shard(f"gradient shard of {name}", own),
         shard(f"fp32 gradient shard of {name}", "fp32", sum(each.trains for each in parameters)),
         label(
@@ -137,10 +137,10 @@ class FSDP2(Engine):
         units = {unit: tuple(each for each in parameters if not each.beside) for unit, parameters in units.items()}
         self.choice = options
         self.members = units
-        self.wraps_embedding_and_head = options.wraps_embedding_and_head
-        self.head_is_unit = options.head_is_unit
-        self.output_is_loss = options.loss_in_model
-        self.repeats = not options.sums_unsharded  # only the last micro-batch reduces
+        self.wraps_embedding_and_head = options.fsdp.wraps_embedding_and_head
+        self.head_is_unit = options.fsdp.head_is_unit
+        self.output_is_loss = options.model.loss_in_model
+        self.repeats = not options.step.sums_unsharded  # only the last micro-batch reduces
         known: dict[Sequence[LocalParameter], tuple[UnitGather, Reduce | None]] = {}
         self.labels: dict[int, UnitLabels] = {}
         for unit, parameters in units.items():
@@ -169,7 +169,7 @@ class FSDP2(Engine):
         self, groups: Sequence[tuple[LocalParameters, StateOptions]]
     ) -> Sequence[tuple[LocalParameters, StateOptions]]:
         """Return the parameters updated on the device: none if shards are on the host."""
-        return () if self.choice.weights_on_host else groups
+        return () if self.choice.host.has_weights else groups
 
     def omit_backward(self) -> None:
         """Gather on a stream apart from that of the model that trains."""
@@ -178,7 +178,7 @@ class FSDP2(Engine):
     def existing(self) -> list[int]:
         """Record the unsharded sums of earlier micro-batches, which the last one reduces."""
         size = DTYPE_BYTES[self.choice.summed]
-        for unit, parameters in self.members.items() if self.choice.sums_unsharded else ():
+        for unit, parameters in self.members.items() if self.choice.step.sums_unsharded else ():
             sums = [
                 Gradient(self.requests.take(each.elements * size, 0, Component.GRADIENTS), each)
                 for each in parameters
@@ -191,13 +191,13 @@ class FSDP2(Engine):
     def begin(self, *, have_gradients: bool, last: bool) -> None:
         """Begin a micro-batch."""
         self.have_gradients = have_gradients
-        self.reduces = last or not self.choice.sums_unsharded
+        self.reduces = last or not self.choice.step.sums_unsharded
 
     def before_forward(self, unit: int) -> None:
         """Pre-forward: unshard, wait_for_unshard; nothing if a forward without backward has left the unit unsharded."""
         if unit not in self.sizes or unit in self.parameters:
             return
-        if unit == TAIL and self.choice.gathers_output_alone:  # DTensor.full_tensor, by the loss
+        if unit == TAIL and self.choice.fsdp.gathers_output_alone:  # DTensor.full_tensor, by the loss
             own = {each.dtype or self.choice.base for each in self.members[unit]}
             label = self.labels[unit].gathered
             if len(own) == 1:
@@ -213,7 +213,7 @@ class FSDP2(Engine):
     def after_forward(self, unit: int) -> None:
         """Post-forward: reshard, except the tail; the root frees the last all-gather output."""
         if unit == ROOT:
-            if self.choice.reshards_root and self.choice.zero_stage > 2:
+            if self.choice.fsdp.reshards_root and self.choice.zero_stage > 2:
                 self.requests.drop(self.parameters.pop(unit, ()))
             self.requests.drop(self.copied)
             self.copied = []
@@ -234,7 +234,7 @@ class FSDP2(Engine):
     def _stays(self, unit: int) -> bool:
         """Return whether a unit is not resharded after forward although other units are."""
         tied = unit == EMBEDDING and TAIL not in self.sizes  # the LM head's unit, too
-        return unit == TAIL or tied or (unit == self.last and self.choice.gathers_last_layer_once)
+        return unit == TAIL or tied or (unit == self.last and self.choice.fsdp.gathers_last_layer_once)
 
     def before_backward(self, unit: int) -> None:
         """Pre-backward: unshard unless prefetched, wait_for_unshard, prefetch the unit that ran before."""
@@ -255,7 +255,7 @@ class FSDP2(Engine):
         if unit == ROOT:
             return TAIL if self.wraps_embedding_and_head else self.last
         if unit == EMBEDDING and self.order_is_stale and ROOT not in self.sizes:
-            return None if self.choice.gathers_output_alone else TAIL
+            return None if self.choice.fsdp.gathers_output_alone else TAIL
         return self.last if unit == TAIL else self.before.get(unit)
 
     def after_backward(self, unit: int, gradients: Sequence[Gradient]) -> list[int]:
@@ -359,13 +359,13 @@ class FSDP2(Engine):
 
     def _sharded_gradients(self, output: int, reduce: Reduce, labels: UnitLabels) -> list[int]:
         """Make or add to the sharded gradients from the reduced ones; return those that stay."""
-        if not (self.have_gradients or self.choice.weights_on_host):
+        if not (self.have_gradients or self.choice.host.has_weights):
             main = [self.requests.take(size, 0, labels.main) for size in reduce.main]
             if RECIPES[self.choice.recipe].gradients is None:  # the hooks free the gradients
                 self.requests.drop((output,))
                 return main
             return [output, *main]
-        if self.choice.weights_on_host and self.choice.replicates:  # _fsdp_param_group.py, _all_reduce_state
+        if self.choice.host.has_weights and self.choice.replicates:  # _fsdp_param_group.py, _all_reduce_state
             self.added_up.append(output)
         else:  # already added to earlier gradients, or copied to the host
             self.requests.drop((output,))
@@ -384,7 +384,7 @@ class FSDP2(Engine):
         fetched: tuple[int, ...] = ()
         casts = [part for part, own, dtype in zip(parts, held_in, dtypes, strict=True) if dtype not in (own, "uint8")]
         copies: tuple[int, ...] = (sum(casts),) if casts else ()
-        if options.weights_on_host:
+        if options.host.has_weights:
             fetched = tuple(elements * DTYPE_BYTES[own] for elements, own in zip(shards, held_in, strict=True))
             copies = tuple(parts) if casts else ()
         return UnitGather(fetched, copies, sum(gathered), gathered, tuple(split_copy(parts, ranks, options.card)))
@@ -396,7 +396,7 @@ class FSDP2(Engine):
         options = self.choice
         own = trained[-1].dtype or options.base
         elements = [shard_elements(held, options) for held in trained]
-        parts = [each * DTYPE_BYTES[options.reduced or own] for each in elements]
+        parts = [each * DTYPE_BYTES[options.fsdp.reduced or own] for each in elements]
         shards = sum(elements) * DTYPE_BYTES[own]
         recipe = RECIPES[options.recipe]
         main = [each * DTYPE_BYTES["fp32"] for each in elements if recipe.main_gradients_live == "backward"]

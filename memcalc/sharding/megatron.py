@@ -162,7 +162,7 @@ class MegatronDDP(Engine):
     ) -> Sequence[tuple[LocalParameters, StateOptions]]:
         """Return the groups of the optimizer: parameters with weight decay, then the others."""
         _, options = groups[0]
-        own = options._replace(zero_stage=0, data_parallel=1, clips=False)
+        own = options._replace(zero_stage=0, data_parallel=1).without_clipping()
         return [(LocalParameters(map(_flat, group)), own) for group in self.groups]
 
     def before_forward(self, unit: int) -> None:

@@ -96,7 +96,7 @@ class PipelinedFSDP2(FSDP2):
 
     def begin(self, *, have_gradients: bool, last: bool) -> None:
         """Begin a micro-batch, which reduces nothing; sharded gradients exist only if `zero_grad` keeps them."""
-        super().begin(have_gradients=have_gradients and self.choice.zeroes_gradients, last=last)
+        super().begin(have_gradients=have_gradients and self.choice.step.zeroes_gradients, last=last)
 
     def before_forward(self, unit: int) -> None:
         """Pre-forward; the root's waits for the units that the schedule has gathered."""
@@ -143,7 +143,7 @@ class PipelinedFSDP2(FSDP2):
 
     def _stays(self, unit: int) -> bool:
         """Return whether a unit is not resharded after forward: a stage without LM head has no tied embedding."""
-        return unit == TAIL or (unit == self.last and self.choice.gathers_last_layer_once)
+        return unit == TAIL or (unit == self.last and self.choice.fsdp.gathers_last_layer_once)
 
     def _wait_for_unshard(self) -> None:
         for unit in [unit for unit in self.in_order if unit in self.gathering]:

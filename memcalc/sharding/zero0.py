@@ -59,7 +59,7 @@ class ZeRO0(Engine):
     ) -> Sequence[tuple[LocalParameters, StateOptions]]:
         """Return the parameters of each parameter group, not to be clipped again: see `before_step`."""
         return [
-            (LocalParameters(parameters[position] for position in positions), options._replace(clips=False))
+            (LocalParameters(parameters[position] for position in positions), options.without_clipping())
             for parameters, options in groups
             for positions in parameter_groups(parameters, range(len(parameters)), options.zero)
         ]
@@ -76,7 +76,7 @@ class ZeRO0(Engine):
 
         Source: runtime/utils.py, clip_grad_norm_.
         """
-        if self.options.clips:
+        if self.options.step.clips:
             norms = [self._norm(elements, casts=False) for elements in self.elements]
             stacked = self.requests.take(len(norms) * FLOAT, 0, Component.TEMPORARIES)
             self.requests.drop((stacked, *norms))
@@ -160,7 +160,7 @@ class ZeRO0Flat(ZeRO0):
         self, groups: Sequence[tuple[LocalParameters, StateOptions]]
     ) -> Sequence[tuple[LocalParameters, StateOptions]]:
         """Return the flat tensor of each parameter group."""
-        return [(flat_tensor(sum(each)), own._replace(clips=False)) for _, own in groups for each in self.groups]
+        return [(flat_tensor(sum(each)), own.without_clipping()) for _, own in groups for each in self.groups]
 
     def zero_gradients(self) -> list[int]:
         """Allocate zeros for the fp32 copies. Source: initialize_optimizer_states."""

@@ -195,7 +195,7 @@ class ZeRO12(Engine):
     ) -> Sequence[tuple[LocalParameters, StateOptions]]:
         """Return the rank's partition of each flat tensor, as one parameter."""
         return [
-            (flat_tensor(group.share), options._replace(zero_stage=0, data_parallel=1, clips=False))
+            (flat_tensor(group.share), options._replace(zero_stage=0, data_parallel=1).without_clipping())
             for _, options in groups
             for group in self.groups
         ]

@@ -192,7 +192,7 @@ class ZeRO3(Engine):
     ) -> Sequence[tuple[LocalParameters, StateOptions]]:
         """Return the sub-groups of the rank's shards, each as one parameter."""
         return [
-            (flat_tensor(elements), options._replace(zero_stage=0, data_parallel=1, clips=False))
+            (flat_tensor(elements), options._replace(zero_stage=0, data_parallel=1).without_clipping())
             for _, options in groups
             for elements in self._sub_groups()
         ]

@@ -49,7 +49,7 @@ class ZeRO3Offload(ZeRO3):
         take(1)  # inf_or_nan_tracker
         drop(weights)
         self.requests.empty_cache()
-        if not self.choice.weights_on_host:
+        if not self.choice.host.has_weights:
             take(sum(self.shares[number] * self._bytes_of(number) for number in self.trained), 0, Component.WEIGHTS)
         take(self.choice.zero.reduce_bucket_size * self.dtype_bytes)
         for number in self.trained:  # create_reduce_and_remove_grad_hooks
@@ -84,7 +84,7 @@ class ZeRO3Offload(ZeRO3):
 
     def _sent(self, numbers: Sequence[int], *, stream: int) -> list[int]:
         """Copy the rank's shards of weights in host memory to the device; return their storages."""
-        if not self.choice.weights_on_host:
+        if not self.choice.host.has_weights:
             return []
         sizes = [self.shares[number] * self._bytes_of(number) for number in numbers]
         return [self.requests.take(size, stream, self.shard) for size in sizes]

@@ -69,7 +69,7 @@ def _built_of_model(spec: Spec, stage: Stage, options: StateOptions) -> Iterator
         yield from built_by_megatron(ordered, options)
         yield from (_alone(item) for item in standing if item.component is Component.INPUTS)
         return
-    if options.engine == "fsdp2" and options.weights_on_host:
+    if options.engine == "fsdp2" and options.host.has_weights:
         yield from (_alone(item) for item in standing)
         return
     if flattens(options):
@@ -122,7 +122,7 @@ def _of_deepspeed(weights: Iterable[InitialTensors], options: StateOptions) -> I
     """
     splits = options.partitions_gradients and options.zero_stage == 3
     policy = [part for built in weights for part in _split_at_once(built, options)] if splits else [*weights]
-    reference = [*map(_frozen, policy)] if options.has_reference_model else []
+    reference = [*map(_frozen, policy)] if options.model.has_reference_model else []
     yield from (*policy, *reference) if splits else (*reference, *policy)
 
 
@@ -268,12 +268,12 @@ def _loaded(
     adapters = [(unit, each) for unit, each in found if each.adapts]
     units = [unit for unit, _ in adapters]
     for made in _adapters(spec, [each for _, each in adapters], copies, alone):
-        if not options.loaded:
+        if not options.fsdp.loaded:
             yield made._replace(mask=until, groups=tuple(units))
             continue
         yield made._replace(mask=until, groups=tuple((WIDE, unit) for unit in units))
         for unit, wide in zip(units, made.tensors, strict=True):
-            narrow = wide._replace(size=wide.size * DTYPE_BYTES[options.loaded] // FP32)
+            narrow = wide._replace(size=wide.size * DTYPE_BYTES[options.fsdp.loaded] // FP32)
             yield InitialTensors(until, (narrow,), groups=(unit,), frees=(WIDE, unit))
 
 
@@ -319,7 +319,7 @@ def _flattened(
     made_in = {unit: flattened_dtype(members, options) for unit, members in units.items()}
     casts = [unit for unit, members in units.items() if made_in[unit] != stored_dtype(members, options)]
     # With use_orig_params the parameters reference the chunks that are cast until forward replaces them.
-    until = mask_of("model", "optimizer", "input", "zero_grad_1") if options.use_orig_params else mask_of("model")
+    until = mask_of("model", "optimizer", "input", "zero_grad_1") if options.fsdp.use_orig_params else mask_of("model")
     adapted = {UnitKey(unit.place, unit.module.rpartition(".")[0]) for unit in units if ".lora_" in unit.module}
     for unit in in_order_of_end([*units]):
         if unit in units:
@@ -475,7 +475,7 @@ def _split_at_once(built: InitialTensors, options: StateOptions) -> Iterator[Ini
     that is tied later is freed when the garbage collector runs, by the beginning of training (Trainer calls it).
     Source: deepspeed 0.19 runtime/zero/partition_parameters.py, _post_init_method.
     """
-    kept, width = 0 if options.weights_on_host else 1, DTYPE_BYTES[options.base]
+    kept, width = 0 if options.host.has_weights else 1, DTYPE_BYTES[options.base]
     for module, made in groupby(built.tensors, key=lambda each: each.parameter and each.parameter.module):
         tensors = tuple(made)
         if module is not None:

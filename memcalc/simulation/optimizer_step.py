@@ -123,7 +123,7 @@ class OptimizerStep:
             self.requests.drop(chain.from_iterable(bound.values()))
 
     def _clip(self, parameters: LocalParameters, options: StateOptions) -> None:
-        if not options.clips:
+        if not options.step.clips:
             return
         step = StepOptions(clips=True, averages_with_casts=False, spread=options.spread(1), card=options.card)
         items = clipping_items(parameters, options.update, step)
@@ -132,7 +132,7 @@ class OptimizerStep:
 
     def _average(self, parameters: LocalParameters, options: StateOptions) -> None:
         """Record the weight average (memcalc/step/ema.py): parameters that are not fp32 are cast one at a time."""
-        if options.ema != "fp32" or options.update.dtype == "fp32":
+        if options.step.ema != "fp32" or options.update.dtype == "fp32":
             return
         for held in in_order(parameters, options.update.family, self.prefixes):
             size = DTYPE_BYTES["fp32"] * prod(options.spread(1).shape(held))

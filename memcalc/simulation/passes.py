@@ -35,7 +35,7 @@ def passes_of(spec: Spec, stage: Stage, gpu: GpuSpec | None) -> Iterator[tuple[b
     """Yield pairs: whether gradients exist when backward starts, and the passes for which that holds."""
     options = state_options(spec)
     making = workspace("backward", spec, gpu, 0)
-    warm = options.accumulates or not uses_torch_products(spec, stage)
+    warm = options.step.accumulates or not uses_torch_products(spec, stage)
     steps_by_start: dict[bool, list[int]] = {}
     for step in range(1, STEPS + 1):
         steps_by_start.setdefault(gradients_exist(options, step), []).append(step)
@@ -93,7 +93,7 @@ def starts_of(spec: Spec, chunk: Stage, *, exist: bool) -> tuple[tuple[Stage, St
 
 def first_workspace(spec: Spec, stage: Stage, gpu: GpuSpec | None) -> list[RowDraft]:
     """Return cuBLAS's workspace in the later micro-batches of the first step; the first micro-batch allocated it."""
-    if state_options(spec).accumulates and uses_torch_products(spec, stage):
+    if state_options(spec).step.accumulates and uses_torch_products(spec, stage):
         return [workspace("backward", spec, gpu, mask_of("forward_1", "loss_1", "backward_1"))]
     return []
 

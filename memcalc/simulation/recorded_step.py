@@ -260,7 +260,10 @@ class StepRecorder:
         options, plan = state_options(spec), plan_of(spec, chunk)
         layers = layers_of(spec, chunk, loops=self.loops, model=model)
         units = by_unit(
-            layers.ordered, layers.numbers, ends=options.wraps_embedding_and_head, finds_norm=options.finds_norm
+            layers.ordered,
+            layers.numbers,
+            ends=options.fsdp.wraps_embedding_and_head,
+            finds_norm=options.fsdp.finds_norm,
         )
         if options.engine == "megatron":
             engine = Engine(self.requests)  # the buffers of Megatron-Core's modules are rows of their own

@@ -133,7 +133,7 @@ class Teacher:
         prefixes = layer_prefixes(self.run.model, self.stage.numbers)
         ordered = tuple(in_order(stage_parameters(self.run, self.stage), options.update.family, prefixes))
         units = by_unit(
-            ordered, self.stage.numbers, ends=options.wraps_embedding_and_head, finds_norm=options.finds_norm
+            ordered, self.stage.numbers, ends=options.fsdp.wraps_embedding_and_head, finds_norm=options.fsdp.finds_norm
         )
         plan = items_of((), self.run.model.num_layers)
         self.engine = reference_engine_of(requests, ordered, units, self.run, plan)
@@ -175,12 +175,12 @@ class SimulatedRun:
         self.units = by_unit(
             self.ordered,
             self.stage.numbers,
-            ends=self.choice.wraps_embedding_and_head,
-            finds_norm=self.choice.finds_norm,
+            ends=self.choice.fsdp.wraps_embedding_and_head,
+            finds_norm=self.choice.fsdp.finds_norm,
         )
         self.engine: Engine = (
             UpdatesInBackward(requests, self.ordered)
-            if self.choice.updates_in_backward
+            if self.choice.step.updates_in_backward
             else engine_of(requests, self.ordered, self.units, spec, plan_of(spec), rank)
         )
         self.parameters = gradient_names(spec, self.units)
@@ -270,7 +270,7 @@ class SimulatedRun:
             self._step(first=phase == "optimizer_step_1")
         elif phase == "zero_grad_1":
             self._precede_first_step(phase)
-        elif kind == "zero_grad" and not self.choice.zeroes_gradients:
+        elif kind == "zero_grad" and not self.choice.step.zeroes_gradients:
             self._zero_gradients()
         elif kind == EVALUATION:
             self._evaluate()
@@ -290,7 +290,7 @@ class SimulatedRun:
         if embedding_gradient_stays(self.spec) and not self.remaining:  # the last gradient of a backward
             self.remaining, self.gradients = self.gradients[-1:], self.gradients[:-1]
         self.stale, self.gradients = self.gradients, []
-        if not self.choice.zeroes_gradients_before_backward:
+        if not self.choice.step.zeroes_gradients_before_backward:
             self._drop_stale()
 
     def _precede_first_step(self, phase: str) -> None:
@@ -350,7 +350,7 @@ class SimulatedRun:
 
     def _evaluate(self) -> None:
         """Record two batches without gradients, after the step's gradients are freed; later ones repeat the second."""
-        if not self.choice.zeroes_gradients:
+        if not self.choice.step.zeroes_gradients:
             self.requests.drop(self.gradients)
             self.gradients = []
         run = evaluated(self.spec)
@@ -419,7 +419,7 @@ class SimulatedRun:
         """Record the completions of a step, after the gradients of the step before are freed."""
         from memcalc.simulation.rollout import rollout_of
 
-        if not self.choice.zeroes_gradients:
+        if not self.choice.step.zeroes_gradients:
             self.requests.drop(self.gradients)
             self.gradients = []
         if "forward" not in self.threads:
@@ -495,8 +495,8 @@ def unsupported_reason(spec: Spec) -> str:
         "a vision tower that trains": tower_trains(spec.model, spec.training),
         **dict.fromkeys(megatron_lacks(spec, plan_of(spec)) if options.engine == "megatron" else (), True),
         "weights alone in host memory under DeepSpeed": options.engine == "deepspeed"
-        and options.weights_on_host
-        and not options.offloads,
+        and options.host.has_weights
+        and not options.host.offloads,
         f"optimizer {options.update.optimizer}": options.update.optimizer in NOT_COMPARED,
         f"optimizer {options.update.optimizer} on several GPUs": options.update.optimizer in COMPARED_ALONE
         and spec.parallelism.ranks > 1,
@@ -531,5 +531,5 @@ def _reasons_of_ranks(spec: Spec, options: StateOptions) -> dict[str, bool]:
         f"a loss outside of the model that reads the LM head's weight under {its_name}": fsdp
         and training.loss in TOKENWISE
         and training.loss_recompute
-        and not options.loss_in_model,
+        and not options.model.loss_in_model,
     }

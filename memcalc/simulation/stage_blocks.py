@@ -104,8 +104,8 @@ class StageBlocks:
         self._of_layers: dict[BlockVariant, int] = {}
         self.openings: tuple[int, ...] = ()  # blocks before all layers
         if stage.has_embedding:
-            stays = self._embedding_stays()
-            self.openings = (self._add("embedding", self.structure._replace(embedding_stays=stays)),)
+            embedding = self.structure.embedding._replace(stays=self._embedding_stays())
+            self.openings = (self._add("embedding", self.structure._replace(embedding=embedding)),)
         elif program(self.structure, "tables", False, gradients).storages:
             self.openings = (self._add("tables", self.structure),)
         if stage.has_head:
@@ -117,13 +117,14 @@ class StageBlocks:
         A model of transformers that computes its loss has a variable for the LM head's input (hidden_states, 5.23
         models/llama/modeling_llama.py). Autograd saves it if the head trains.
         """
-        in_model = state_options(self.spec).loss_in_model and not self.spec.training.pairs
-        structure = block_structure(self.spec)._replace(names_head_input=in_model)
-        if not without_gradients:
-            return structure
-        # The function that scores pairs references their logits until it returns; autograd saves none.
-        drops = structure.drops_logits and structure.loss != "selective"
-        return structure._replace(evaluates=True, checkpoints_layers=False, drops_logits=drops)
+        in_model = state_options(self.spec).model.loss_in_model and not self.spec.training.pairs
+        structure = block_structure(self.spec)
+        head, saving = structure.head._replace(names_input=in_model), structure.saving
+        if without_gradients:
+            saving = saving._replace(without_gradients=True, checkpoints_layers=False)
+            # The function that scores pairs references their logits until it returns; autograd saves none.
+            head = head._replace(drops_logits=head.drops_logits and structure.loss.kind != "selective")
+        return structure._replace(head=head, saving=saving)
 
     def _add(
         self, part: Part, structure: BlockStructure, layer: int = -1, *, again: bool = False, inside: bool = False
@@ -134,7 +135,7 @@ class StageBlocks:
 
     def _embedding_stays(self) -> bool:
         """Return whether the embedding's output is a leaf with a gradient that the first layer does not save."""
-        adapters = self.structure.adapters
+        adapters = self.structure.linears.adapters
         if adapters is None or not adapters.input_gradient or not self.plan:
             return False
         number, entry = self.entry

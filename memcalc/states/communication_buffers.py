@@ -87,16 +87,16 @@ def _stage_3(parameters: LocalParameters, options: StateOptions) -> Iterator[Row
 
 def _stages_1_and_2(parameters: LocalParameters, options: StateOptions) -> Iterator[RowDraft]:
     """Yield the buffers of stages 1 and 2 for trained parameters, besides those within backward."""
-    if options.accumulates and options.reduces_after_backward:
+    if options.step.accumulates and options.reduces_after_backward:
         detail = "stage_1_and_2.py: setup_buckets: allocated whole at the first gradient, freed after "
         yield _reduce_bucket(options, BETWEEN, f"{detail}the last micro-batch")
     elements = sum(parameter.count * parameter.elements for parameter in parameters)
-    if options.creates_masters_after_flattening or not options.offloads:
+    if options.creates_masters_after_flattening or not options.host.offloads:
         yield _flattening(elements, options)
-    if options.offloads:
+    if options.host.offloads:
         passage = gradient_passage(parameters, options, "temp_grad_buffer_for_gpu_offload")
         yield passage._replace(block=rounded(passage.each))
-    elif options.accumulates and not options.reduces_after_backward:
+    elif options.step.accumulates and not options.reduces_after_backward:
         yield _wholes(parameters, options)
 
 

@@ -32,8 +32,8 @@ class FlatStates(NamedTuple):
 
 def unit_of(parameters: tuple[LocalParameter, ...], options: StateOptions) -> FlatUnit:
     """Return the flat parameter of a unit."""
-    compute = options.gathered or parameters[0].dtype or options.base
-    return flat_unit(parameters, options.data_parallel, DTYPE_BYTES[compute], aligned=options.use_orig_params)
+    compute = options.fsdp.gathered or parameters[0].dtype or options.base
+    return flat_unit(parameters, options.data_parallel, DTYPE_BYTES[compute], aligned=options.fsdp.use_orig_params)
 
 
 def flattens(options: StateOptions) -> bool:
@@ -53,13 +53,13 @@ def _flat_states(parameters: LocalParameters, options: StateOptions, rank: int) 
     beside = [each for each in parameters if each.beside]
     parts = registered(LocalParameters(each for each in parameters if not each.beside), options.update.family)
     stored, whole, pieces = [], [], []
-    for name, members in units_of(*parts, trained_apart=options.trained_apart):
+    for name, members in units_of(*parts, trained_apart=options.fsdp.trained_apart):
         unit, where = unit_of(members, options), members[0].where
         is_root = name == ROOT_MODULE
         stored.append(flat_row(name, members, unit, "head" if is_root else where))
         whole.append(flat_row(name, members, unit, "embedding" if is_root else where))
         pieces += [piece(each, size) for each, size in zip(members, unit.pieces(rank), strict=True) if size]
-    updated, own = (pieces, _alone(options)) if options.use_orig_params else (whole, options)
+    updated, own = (pieces, _alone(options)) if options.fsdp.use_orig_params else (whole, options)
     return FlatStates(LocalParameters([*stored, *beside]), LocalParameters(updated), own)
 
 
@@ -71,7 +71,7 @@ def stored_dtype(members: Sequence[LocalParameter], options: StateOptions) -> st
 def flattened_dtype(members: Sequence[LocalParameter], options: StateOptions) -> str:
     """Return the dtype in which a unit is flattened: Accelerate casts only chunks that train to fp32 afterwards."""
     own = stored_dtype(members, options)
-    return options.loaded or own if any(each.trains for each in members) else own
+    return options.fsdp.loaded or own if any(each.trains for each in members) else own
 
 
 def construction_rows(
@@ -88,7 +88,7 @@ def construction_rows(
         options: state options of the run.
         is_loaded_whole: whether the model is loaded on the GPU.
     """
-    units = dict(units_of(*registered(parameters, options.update.family), trained_apart=options.trained_apart))
+    units = dict(units_of(*registered(parameters, options.update.family), trained_apart=options.fsdp.trained_apart))
     whole, flat, shard = dict[str, int](), dict[str, int](), dict[str, int]()
     loaded = cast = 0  # what is on the GPU in addition to the chunks before a unit is flattened; what chunks grow by
     for name, members in units.items():

@@ -38,7 +38,7 @@ def offloaded_states(
             copy = copy._replace(mask=copy.mask | BACKWARD)  # noqa: PLW2901 -- the same copy, earlier
         items = [copy_row(copy, each, options.spread(copy.sharded_from_stage)) for each in parameters]
         fetched = copy.role is Role.GRADIENTS and not hooks
-        locked = options.pins and (copy.component is Component.WEIGHTS or fetched)
+        locked = options.host.pins and (copy.component is Component.WEIGHTS or fetched)
         (pinned if locked else pageable).extend(items)
     if trains:
         states = list(optimizer_states(parameters, options.update, options.spread(1)))
@@ -56,7 +56,7 @@ def _on_their_way(parameters: LocalParameters, options: StateOptions) -> RowDraf
     after.
     """
     dropped = RECIPES[options.recipe].gradients is None
-    if not dropped and not options.accumulates:
+    if not dropped and not options.step.accumulates:
         return None
     units: dict[str, list[int]] = {}
     for each in parameters:  # the root's are reduced together, too

@@ -14,14 +14,14 @@ def gathered_dtype(parameter: LocalParameter, options: StateOptions) -> str:
     if is_narrow(parameter, options):
         return "uint8"
     packed = parameter.dtype == "uint8"  # 4-bit weights, which no policy casts
-    return parameter.dtype if packed else options.gathered or parameter.dtype or options.base
+    return parameter.dtype if packed else options.fsdp.gathered or parameter.dtype or options.base
 
 
 def is_narrow(parameter: LocalParameter, options: StateOptions) -> bool:
     """Return whether a weight is gathered in FP8 (torchao's fsdp_pre_all_gather)."""
-    if options.float8_gather is None or parameter.tensor != "weight" or len(parameter.shape) != len(("out", "in")):
+    if options.fsdp.float8_gather is None or parameter.tensor != "weight" or len(parameter.shape) != len(("out", "in")):
         return False
-    return not parameter.module.startswith("embed") and options.float8_gather.converts(parameter.module)
+    return not parameter.module.startswith("embed") and options.fsdp.float8_gather.converts(parameter.module)
 
 
 def shard_elements(parameter: LocalParameter, options: StateOptions) -> int:

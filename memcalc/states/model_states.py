@@ -140,7 +140,7 @@ def _items_of(model: _Model) -> tuple[list[RowDraft], Mapping[int, int]]:
         for copy in copies:
             spread = own.spread(copy.sharded_from_stage)
             items += [copy_row(copy, held, spread) for held in stored]
-        stays = trains and not own.offloads
+        stays = trains and not own.host.offloads
         states = []
         if stays:
             states = [state for state in optimizer_states(updated, theirs.update, theirs.spread(1)) if not state.paged]

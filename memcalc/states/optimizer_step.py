@@ -21,7 +21,7 @@ def optimizer_step_rows(
     parameters: LocalParameters, options: StateOptions, states: Sequence[OptimizerState]
 ) -> Iterator[RowDraft]:
     """Yield states and step temporaries; states created after the first step's peak appear later."""
-    if options.updates_in_backward:  # the temporaries are events of backward
+    if options.step.updates_in_backward:  # the temporaries are events of backward
         yield from _states_of_each(states)
         return
     update = options.update
@@ -30,8 +30,8 @@ def optimizer_step_rows(
         if not state.item.mask & BIT["optimizer"]:
             part = part_of(state.parameter, update)
             made[part] = made.get(part, 0) + state.item.block * state.item.count
-    casts = options.ema == "fp32" and update.dtype != "fp32"
-    step = StepOptions(options.clips, casts, options.spread(1), options.card)
+    casts = options.step.ema == "fp32" and update.dtype != "fp32"
+    step = StepOptions(options.step.clips, casts, options.spread(1), options.card)
     highest = step_temporaries(parameters, update, step, made)
     for state in states:
         item = state.item
@@ -41,7 +41,7 @@ def optimizer_step_rows(
     temporaries = sum(item.count * item.block for item in highest.items) // STEPS
     if options.flattens_fp32_gradients:
         yield from _flattened(parameters, temporaries)
-    if options.partitions_gradients and not options.offloads:
+    if options.partitions_gradients and not options.host.offloads:
         yield from _before_update(parameters, options, temporaries)
 
 

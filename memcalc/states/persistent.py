@@ -109,7 +109,7 @@ def _logits_before(spec: Spec, passes: tuple[str, ...], name: str, citation: str
 
 def returns_loss(spec: Spec) -> bool:
     """Whether the model computes the loss, as nanoGPT's does (`logits, loss = model(X, Y)`): transformers' too."""
-    return spec.training.framework == "loop" or state_options(spec).loss_in_model
+    return spec.training.framework == "loop" or state_options(spec).model.loss_in_model
 
 
 def uses_torch_products(spec: Spec, stage: Stage) -> bool:

@@ -21,10 +21,10 @@ def kept_copies(options: StateOptions, *, trains: bool) -> Iterator[ParameterCop
     # FSDP always shards weights: its stage 2 keeps gathered parameters from forward to backward.
     weights_from = 2 if options.engine in ("fsdp1", "fsdp2") else 3
     citation = "the parameters that forward reads"
-    made = "optimizer" if options.late_adapters else "model"
+    made = "optimizer" if options.model.late_adapters else "model"
     held_in = options.stored_dtype or options.base
     yield ParameterCopy(Component.WEIGHTS, "", held_in, weights_from, from_phase(made), citation, role=Role.WEIGHTS)
-    if options.has_reference_model:
+    if options.model.has_reference_model:
         citation = "the weights of a reference model (arXiv 2305.18290), loaded as the policy is"
         name = " of the reference model"
         yield ParameterCopy(Component.WEIGHTS, name, held_in, 3, from_phase("optimizer"), citation, role=Role.REFERENCE)
@@ -40,7 +40,7 @@ def kept_copies(options: StateOptions, *, trains: bool) -> Iterator[ParameterCop
         )
     # DeepSpeed's stage 1 reduces and frees them after backward
     gradients_from = 1 if options.engine == "deepspeed" else 2
-    if recipe.gradients is not None and not options.updates_in_backward:  # then they are events of backward
+    if recipe.gradients is not None and not options.step.updates_in_backward:  # then they are events of backward
         citation = "autograd: .grad, from backward to zero_grad"
         mask = _gradient_mask(options)
         copy = ParameterCopy(
@@ -54,10 +54,11 @@ def kept_copies(options: StateOptions, *, trains: bool) -> Iterator[ParameterCop
             role=Role.GRADIENTS,
         )
         if mask:
-            yield from _unsharded_sums(copy, options) if options.sums_unsharded else _whole_until_reduced(copy, options)
+            until_reduced = _unsharded_sums if options.step.sums_unsharded else _whole_until_reduced
+            yield from until_reduced(copy, options)
     if recipe.main_gradients is not None:
         yield from _main_gradients(options, recipe.main_gradients, gradients_from)
-    yield from average(options.ema, options.base, weights_from)
+    yield from average(options.step.ema, options.base, weights_from)
 
 
 def _main_gradients(options: StateOptions, dtype: str, gradients_from: int) -> Iterator[ParameterCopy]:
@@ -106,7 +107,7 @@ def _unsharded_sums(copy: ParameterCopy, options: StateOptions) -> Iterator[Para
     """
     name = copy.name.replace("gradient", "unsharded gradient")
     yield copy._replace(name=name, dtype=options.summed, mask=copy.mask & PASSES, sharded_from_stage=NEVER)
-    yield copy if options.zeroes_gradients else copy._replace(mask=copy.mask & ~PASSES)
+    yield copy if options.step.zeroes_gradients else copy._replace(mask=copy.mask & ~PASSES)
 
 
 def _gradient_mask(options: StateOptions) -> int:
@@ -114,18 +115,18 @@ def _gradient_mask(options: StateOptions) -> int:
 
     The backward that produces them is evaluated event by event, unless they exist before it starts.
     """
-    if options.updates_in_backward:
+    if options.step.updates_in_backward:
         return 0
     if options.partitions_gradients and options.zero_stage == 3:
         return from_phase("optimizer")  # stage3.py: one flat buffer of the rank's shard, allocated once
     mask = 0 if options.frees_gradients_before_update else mask_of("optimizer_step_1", "optimizer_step_2")
     if not options.frees_gradients_in_step:
         mask |= mask_of("zero_grad_2")
-    if options.accumulates:
+    if options.step.accumulates:
         mask |= mask_of("forward_1", "loss_1", "backward_1", "forward_2", "loss_2", "backward_2")
-    if options.zeroes_gradients and not options.frees_gradients_in_step:
+    if options.step.zeroes_gradients and not options.frees_gradients_in_step:
         mask |= mask_of("forward_2", "loss_2", "backward_2")
-    if options.zeroes_gradients_before_backward and not options.frees_gradients_in_step:
+    if options.step.zeroes_gradients_before_backward and not options.frees_gradients_in_step:
         mask |= mask_of("forward_2", "loss_2")
     return mask
 
@@ -137,7 +138,7 @@ def gradients_exist(options: StateOptions, step: int) -> bool:
 
 def is_made_in_backward(copy: ParameterCopy, options: StateOptions) -> bool:
     """Return whether a copy is of gradients that this backward allocates."""
-    if copy.role is Role.GRADIENTS and options.sums_unsharded:
+    if copy.role is Role.GRADIENTS and options.step.sums_unsharded:
         return True
     return copy.component is Component.GRADIENTS and copy.mask == _gradient_mask(options)
 
@@ -145,6 +146,6 @@ def is_made_in_backward(copy: ParameterCopy, options: StateOptions) -> bool:
 def is_on_host(copy: ParameterCopy, options: StateOptions) -> bool:
     """Return whether a copy of the parameters is in host memory: the optimizer's copies, the weights, or all."""
     if copy.component is Component.WEIGHTS:
-        return options.weights_on_host
+        return options.host.has_weights
     updated = (Component.MASTER_WEIGHTS, Component.GRADIENTS)
-    return options.offloads and (options.weights_on_host or copy.component in updated)
+    return options.host.offloads and (options.host.has_weights or copy.component in updated)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from memcalc.architectures.structure import float8_of
+from memcalc.architectures.options.execution import float8_of
 from memcalc.layout.adapters import adapters_of, loss_gathers_head
 from memcalc.layout.local_parameters import LocalParameter, LocalParameters
 from memcalc.layout.peft_parameters import adapters_follow_the_head
@@ -17,7 +17,6 @@ from memcalc.spec.hardware.kernels import multiprocessors
 from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
 from memcalc.spec.spec import Spec
 from memcalc.spec.training import TOKENWISE
-from memcalc.spec.zero import DEFAULT as ZERO
 from memcalc.spec.zero import ZeroSpec
 from memcalc.states.optimizers.update_rule import UpdateRule, update_of
 from memcalc.states.parameter_copies import ShardCounts
@@ -27,47 +26,29 @@ from memcalc.workspaces.multiprocessors import Multiprocessors
 RESHARDS_ROOT = (2, 8)  # the first torch version in which the root's reshard_after_forward=True has an effect
 
 
-class StateOptions(NamedTuple):
-    """Options that model states depend on, apart from the parameters themselves."""
+class TrainingStepOptions(NamedTuple):
+    """What a training step does with gradients besides the update."""
 
-    recipe: str
-    compute: str
-    gradients: str | None  # dtype in which gradients are accumulated, where it differs from the recipe's
-    update: UpdateRule
     clips: bool
     ema: str
     zeroes_gradients: bool
     zeroes_gradients_before_backward: bool  # gradients of the previous step are live during the next forward and loss
     accumulates: bool
-    zero_stage: int
-    data_parallel: int  # ranks that ZeRO shards across
-    expert_shards: int  # ranks that routed experts are sharded across
-    engine: str
-    base: str  # dtype of the weights that forward reads
-    card: Multiprocessors
-    torch: tuple[int, int] = (2, 13)
-    gathered: str = ""  # dtype of FSDP2's all-gather; "": that of the parameters
-    reduced: str = ""  # dtype of FSDP2's reduce-scatter; "": that of the gradients
-    wraps_embedding_and_head: bool = False  # the embedding is an FSDP unit; final norm and LM head are another
-    head_is_unit: bool = False  # the LM head is in an FSDP unit: that one or, with tied weights, the root's
+    sums_unsharded: bool = False  # gradients are reduced only in the last micro-batch
+    updates_in_backward: bool = False  # each parameter is updated as soon as its gradient is complete
+
+
+class FsdpOptions(NamedTuple):
+    """Units of FSDP1 and FSDP2, and their dtypes."""
+
+    gathered: str = ""  # dtype of the all-gather; "": that of the parameters
+    reduced: str = ""  # dtype of the reduce-scatter; "": that of the gradients
+    wraps_embedding_and_head: bool = False  # the embedding is a unit; final norm and LM head are another
+    head_is_unit: bool = False  # the LM head is in a unit: that one or, with tied weights, the root's
+    reshards_root: bool = False  # FSDP2: the root's parameters do not stay gathered between forward and backward
     finds_norm: bool = True  # the final norm is in that unit; Accelerate finds none below PEFT's modules
     gathers_output_alone: bool = False  # the loss reads the LM head's weight, a unit of which no module runs
-    loss_in_model: bool = False  # the model's forward computes the loss
     gathers_last_layer_once: bool = False  # the last layer is not resharded after forward
-    sums_unsharded: bool = False  # gradients are reduced only in the last micro-batch
-    late_adapters: bool = False  # adapters are created after the peak of model construction
-    offloads: bool = False  # master weights, gradients and optimizer states are in host memory
-    weights_on_host: bool = False  # weights are in host memory
-    pins: bool = False  # host memory is pinned
-    recomputes: bool = False  # every layer is recomputed; DeepSpeed's stage 3 then gathers modules in another order
-    detached: bool = False  # the first layer's input needs no gradient
-    replicates: bool = False  # HSDP: several groups all-reduce the gradients that each has reduced
-    fp8_weights: bool = False  # Transformer Engine's linear layers store FP8 weights alone
-    stored_dtype: str = ""  # dtype of the stored weights, where it is not `base`
-    has_reference_model: bool = False  # a frozen reference copy of the model is resident
-    zero: ZeroSpec = ZERO  # DeepSpeed's buffer sizes
-    updates_in_backward: bool = False  # each parameter is updated as soon as its gradient is complete
-    reshards_root: bool = False  # FSDP2: the root's parameters do not stay gathered between forward and backward
     trained_apart: bool = False  # FSDP1: each module that trains is a unit
     use_orig_params: bool = False  # FSDP1: the optimizer updates views of parameters, not flat parameters
     loaded: str = ""  # FSDP1: dtype in which weights are flattened; "": that of the shards
@@ -75,12 +56,58 @@ class StateOptions(NamedTuple):
     backward_prefetch: str = "pre"  # FSDP1: when backward gathers the next unit
     float8_gather: Float8 | None = None  # torchao's layers, where FSDP2 gathers their weights in FP8
 
+
+class HostOptions(NamedTuple):
+    """What is in host memory."""
+
+    offloads: bool = False  # master weights, gradients and optimizer states
+    has_weights: bool = False
+    pins: bool = False  # the memory is pinned
+
+
+class ModelOptions(NamedTuple):
+    """What model states and the order of an engine depend on in the model itself."""
+
+    loss_in_model: bool = False  # the model's forward computes the loss
+    late_adapters: bool = False  # adapters are created after the peak of model construction
+    detached: bool = False  # the first layer's input needs no gradient
+    fp8_weights: bool = False  # Transformer Engine's linear layers store FP8 weights alone
+    recomputes: bool = False  # every layer is recomputed; DeepSpeed's stage 3 then gathers modules in another order
+    has_reference_model: bool = False  # a frozen reference copy of the model is resident
+
+
+class StateOptions(NamedTuple):
+    """Options that model states depend on, apart from the parameters themselves."""
+
+    recipe: str
+    compute: str
+    base: str  # dtype of the weights that forward reads
+    gradients: str | None  # dtype in which gradients are accumulated, where it differs from the recipe's
+    update: UpdateRule
+    engine: str
+    zero_stage: int
+    data_parallel: int  # ranks that ZeRO shards across
+    expert_shards: int  # ranks that routed experts are sharded across
+    replicates: bool  # HSDP: several groups all-reduce the gradients that each has reduced
+    card: Multiprocessors
+    torch: tuple[int, int]
+    step: TrainingStepOptions
+    fsdp: FsdpOptions
+    zero: ZeroSpec  # DeepSpeed's buffer sizes
+    host: HostOptions
+    model: ModelOptions
+    stored_dtype: str = ""  # dtype of the stored weights, where it is not `base`
+
+    def without_clipping(self) -> StateOptions:
+        """Return the options of an optimizer that an engine gives clipped gradients."""
+        return self._replace(step=self.step._replace(clips=False))
+
     @property
     def summed(self) -> str:
         """The dtype of sums of unsharded gradients: under FSDP2 that of the reduce-scatter, under FSDP1 autograd's."""
         if self.engine == "fsdp1":
-            return self.gathered or self.base
-        return self.reduced or self.gathered or self.base
+            return self.fsdp.gathered or self.base
+        return self.fsdp.reduced or self.fsdp.gathered or self.base
 
     @property
     def partitions_gradients(self) -> bool:
@@ -159,6 +186,36 @@ class StateOptions(NamedTuple):
         return ShardCounts(self.data_parallel, self.expert_shards, self.engine)
 
 
+@cached_by_spec
+def state_options(spec: Spec) -> StateOptions:
+    """Return the options of a run."""
+    training, parallelism, base = spec.training, spec.parallelism, base_dtype(spec.training)
+    gpu = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
+    main_gradients = RECIPES[training.recipe].main_gradients
+    return StateOptions(
+        recipe=training.recipe,
+        compute=training.dtype,
+        base=base,
+        gradients=None if training.gradient_dtype in (None, main_gradients) else training.gradient_dtype,
+        update=update_of(training, base, spec.model.architecture),
+        # Megatron-Core's modules use its optimizer and buffers even where nothing is sharded.
+        engine="megatron" if training.implementation == "megatron" else parallelism.engine,
+        zero_stage=parallelism.zero_stage,
+        data_parallel=parallelism.shards,
+        expert_shards=parallelism.expert_shards,
+        replicates=parallelism.data_parallel_replicate > 1,
+        card=multiprocessors(gpu),
+        torch=training.torch,
+        step=_step_options(spec),
+        fsdp=_fsdp_options(spec),
+        zero=parallelism.zero_optimization,
+        host=HostOptions(
+            parallelism.offload in ("optimizer", "all"), parallelism.weights_on_host, parallelism.offload_pin_memory
+        ),
+        model=_model_options(spec),
+    )
+
+
 def _accumulates(spec: Spec) -> bool:
     """Return whether gradients of earlier micro-batches exist when most activations are in flight.
 
@@ -174,65 +231,55 @@ def _accumulates(spec: Spec) -> bool:
     return parallelism.schedule != "interleaved" or micro_batches > parallelism.pipeline_parallel
 
 
-@cached_by_spec
-def state_options(spec: Spec) -> StateOptions:
-    """Return the options of a run."""
-    training, base, fsdp = spec.training, base_dtype(spec.training), spec.parallelism.fsdp
-    recipe, adapters = RECIPES[training.recipe], adapters_of(spec)
-    gpu = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
-    return StateOptions(
-        recipe=training.recipe,
-        compute=training.dtype,
-        gradients=None if training.gradient_dtype in (None, recipe.main_gradients) else training.gradient_dtype,
-        update=update_of(training, base, spec.model.architecture),
+def _step_options(spec: Spec) -> TrainingStepOptions:
+    training = spec.training
+    return TrainingStepOptions(
         clips=training.gradient_clipping is not None,
         ema=training.ema,
         zeroes_gradients=training.zero_grad == "zero",
         zeroes_gradients_before_backward=training.zero_grad_before == "backward",
         accumulates=_accumulates(spec),
-        zero_stage=spec.parallelism.zero_stage,
-        data_parallel=spec.parallelism.shards,
-        expert_shards=spec.parallelism.expert_shards,
-        # Megatron-Core's modules use its optimizer and buffers even where nothing is sharded.
-        engine="megatron" if training.implementation == "megatron" else spec.parallelism.engine,
-        base=base,
-        card=multiprocessors(gpu),
-        torch=training.torch,
+        sums_unsharded=spec.parallelism.reduces_once
+        and (training.gradient_accumulation_steps > 1 or spec.parallelism.pipeline_parallel > 1),
+        updates_in_backward=training.optimizer_in_backward,
+    )
+
+
+def _fsdp_options(spec: Spec) -> FsdpOptions:
+    training, fsdp, has_adapters = spec.training, spec.parallelism.fsdp, adapters_of(spec) is not None
+    return FsdpOptions(
         gathered=fsdp.param_dtype or "",
         reduced=fsdp.reduce_dtype or fsdp.param_dtype or "",
         # Tied, embedding, final norm and LM head are one unit, gathered and reduced with the root module, unless the
         # norm is the root's. Stages of a pipeline have separate copies of the tied weight.
         wraps_embedding_and_head=fsdp.wrap == "layers-and-ends"
-        and not (spec.model.tie_word_embeddings and spec.parallelism.pipeline_parallel == 1 and adapters is None),
+        and not (spec.model.tie_word_embeddings and spec.parallelism.pipeline_parallel == 1 and not has_adapters),
         head_is_unit=fsdp.wrap == "layers-and-ends" and training.loss not in TOKENWISE,
-        finds_norm=adapters is None,
+        reshards_root=fsdp.reshard_root and training.torch >= RESHARDS_ROOT,
+        finds_norm=not has_adapters,
         gathers_output_alone=loss_gathers_head(spec),
-        # transformers computes its own loss; memcalc's step and custom loops may compute the loss from the logits.
-        loss_in_model=training.implementation == "huggingface" and training.framework not in (None, "loop"),
         # torchtitan at ba2469780; later versions wrap embedding and LM head as well.
         gathers_last_layer_once=training.implementation == "torchtitan" and fsdp.wrap == "layers",
-        sums_unsharded=spec.parallelism.reduces_once
-        and (training.gradient_accumulation_steps > 1 or spec.parallelism.pipeline_parallel > 1),
-        late_adapters=adapters_follow_the_head(spec),
-        offloads=spec.parallelism.offload in ("optimizer", "all"),
-        weights_on_host=spec.parallelism.weights_on_host,
-        pins=spec.parallelism.offload_pin_memory,
-        recomputes=spec.parallelism.engine == "deepspeed"
-        and spec.parallelism.zero_stage == 3
-        and training.recompute == "full",
-        detached=adapters is not None and not adapters.input_gradient,
-        replicates=spec.parallelism.data_parallel_replicate > 1,
-        fp8_weights=training.fp8_params,
-        has_reference_model=training.reference_model,
-        zero=spec.parallelism.zero_optimization,
-        updates_in_backward=training.optimizer_in_backward,
-        reshards_root=fsdp.reshard_root and training.torch >= RESHARDS_ROOT,
         trained_apart=fsdp.wrap == "layers-and-trained",
         use_orig_params=fsdp.use_orig_params,
         loaded=fsdp.load_dtype or "",
         forward_prefetch=fsdp.forward_prefetch,
         backward_prefetch=fsdp.backward_prefetch,
         float8_gather=float8_of(spec) if training.fp8_all_gather else None,
+    )
+
+
+def _model_options(spec: Spec) -> ModelOptions:
+    training, parallelism, adapters = spec.training, spec.parallelism, adapters_of(spec)
+    is_stage_3 = parallelism.engine == "deepspeed" and parallelism.zero_stage == 3
+    return ModelOptions(
+        # transformers computes its own loss; memcalc's step and custom loops may compute the loss from the logits.
+        loss_in_model=training.implementation == "huggingface" and training.framework not in (None, "loop"),
+        late_adapters=adapters_follow_the_head(spec),
+        detached=adapters is not None and not adapters.input_gradient,
+        fp8_weights=training.fp8_params,
+        recomputes=is_stage_3 and training.recompute == "full",
+        has_reference_model=training.reference_model,
     )
 
 
@@ -243,7 +290,7 @@ def groups(parameters: LocalParameters, options: StateOptions) -> Iterator[tuple
         found.setdefault((parameter.dtype, parameter.trains), []).append(parameter)
     if len(found) == 1 and ("", True) in found:
         # FP8 weights have separate buffers (Megatron-LM core/distributed/param_and_grad_buffer.py)
-        if options.fp8_weights:
+        if options.model.fp8_weights:
             narrow = LocalParameters(each for each in parameters if in_8_bits(each))
             yield LocalParameters(each for each in parameters if not in_8_bits(each)), options, True
             yield narrow, options._replace(stored_dtype="uint8"), True
@@ -254,4 +301,5 @@ def groups(parameters: LocalParameters, options: StateOptions) -> Iterator[tuple
         own = options
         if dtype:
             own = options._replace(base=dtype, compute=dtype, update=options.update.of_weights(options.recipe, dtype))
-        yield LocalParameters(rows), own._replace(late_adapters=own.late_adapters and trains), trains
+        model = own.model._replace(late_adapters=own.model.late_adapters and trains)
+        yield LocalParameters(rows), own._replace(model=model), trains

@@ -24,11 +24,11 @@ SOURCE = "DeepSpeed 0.19 runtime/zero/"
 
 def offloaded_states(parameters: LocalParameters, options: StateOptions, *, trains: bool) -> Iterator[RowDraft]:
     """Yield weights, master weights, gradients and states in host memory, for parameters with identical options."""
-    if options.weights_on_host:
+    if options.host.has_weights:
         weights = next(copy for copy in kept_copies(options, trains=False) if copy.component is Component.WEIGHTS)
         weights = weights._replace(citation=f"{SOURCE}stage3.py: _create_param_groups_fp16_flat_cpu_memory")
         yield from (copy_row(weights, each, options.spread(3)) for each in parameters)
-    if not options.offloads or not trains:
+    if not options.host.offloads or not trains:
         return
     for copy in _copies(options):
         yield from (copy_row(copy, each, options.spread(copy.sharded_from_stage)) for each in parameters)
@@ -55,7 +55,7 @@ def _copies(options: StateOptions) -> Iterator[ParameterCopy]:
     if options.zero_stage == 3:
         citation = f"{SOURCE}stage3.py: grad_partitions_flat_buffer"
         yield ParameterCopy(Component.GRADIENTS, " gradient", options.base, 1, whole, citation)
-    elif options.accumulates:
+    elif options.step.accumulates:
         citation = f"{SOURCE}stage_1_and_2.py: accumulated_grads_in_cpu"
         yield ParameterCopy(Component.GRADIENTS, " gradient, accumulated", options.base, 1, whole, citation)
 

@@ -11,6 +11,7 @@ from memcalc.api import estimate, load
 from memcalc.errors import InputError
 from memcalc.ledger.component import Component
 from memcalc.operators import Operators
+from memcalc.operators.base import Dtypes, LinearLayers
 from memcalc.operators.float8 import Float8
 from memcalc.programs.program import Program, highest
 from memcalc.programs.tape import Tape
@@ -28,8 +29,7 @@ FEW, MANY = 256, 2048  # tokens
 def product(recipe: str, *, gathered: bool = False) -> Program:
     """One linear layer of bf16, [n, k]."""
     tape = Tape()
-    ops = Operators(tape, "bf16", "bf16", autocast=False)
-    ops.float8 = Float8(recipe, ("lm_head",), gathered)
+    ops = Operators(tape, Dtypes("bf16", "bf16"), LinearLayers(float8=Float8(recipe, ("lm_head",), gathered)))
     x = tape.input("x", ("b", "s", "k"), "bf16", "")
     y = ops.linear(x, "proj", ("n", "k"), ("b", "s", "n"), bias=False)
     return compiled(tape, y, keeps_gradients=True, main_gradient_dtype=None)

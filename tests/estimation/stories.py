@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from memcalc.operators import Operators
+from memcalc.operators.base import Dtypes
 from memcalc.programs.program import Program, StorageEvent
 from memcalc.programs.tape import Tape, Tensor
 from memcalc.programs.tape_compiler import compiled
@@ -20,7 +21,7 @@ def block(*, compute: str = "bf16", parameters: str = "bf16", autocast: bool = F
     """An empty tape with its input."""
     tape = Tape()
     x = tape.input("x", AXES, parameters, "")
-    return Operators(tape, compute, parameters, autocast), x
+    return Operators(tape, Dtypes(compute, parameters, autocast)), x
 
 
 def compile_(ops: Operators, output: Tensor | None, *, kept: bool = True, main: str | None = None) -> Program:

@@ -13,7 +13,7 @@ import memcalc
 from memcalc.checking.discovery import is_config
 from memcalc.errors import InputError
 from memcalc.importers.loading import import_file, list_config_json, load
-from memcalc.importers.megatron_arguments import arguments_of
+from memcalc.importers.megatron.arguments import arguments_of
 from memcalc.importers.models import preset_of
 from memcalc.report.checks.text import HARMLESS
 from memcalc.spec.presets import preset_names

@@ -8,7 +8,7 @@ import pytest
 from memcalc.errors import InputError
 from memcalc.importers.field_tables import ImportedConfig
 from memcalc.importers.loading import import_file, load
-from memcalc.importers.megatron_arguments import arguments_of
+from memcalc.importers.megatron.arguments import arguments_of
 
 SIZES = "--num-layers 2 --hidden-size 512 --num-attention-heads 8 --vocab-size 1024"
 SIZES += " --max-position-embeddings 256"

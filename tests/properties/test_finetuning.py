@@ -12,7 +12,7 @@ from memcalc.architectures.catalogue import GradientPolicy, Part, program
 from memcalc.architectures.structure import block_structure
 from memcalc.layout.local_parameters import stage_parameters
 from memcalc.layout.peft_parameters import trainable_parameters
-from memcalc.layout.stages import layer_modules, recomputed_layers, stages_of
+from memcalc.layout.stages import LayerModules, layer_modules, recomputed_layers, stages_of
 from memcalc.layout.symbols import symbol_values
 from memcalc.ledger.component import Component
 from memcalc.spec.recipes import DTYPE_BYTES
@@ -38,7 +38,7 @@ def test_backward_makes_one_gradient_for_every_parameter_that_trains(config: Con
     parts += [("embedding", False, False), ("head", False, False)]
     made = 0
     for part, again, detached in parts:
-        block = program(structure._replace(detached=detached), part, again, kept)
+        block = program(structure.of_layers(LayerModules(detached=detached)), part, again, kept)
         sizes = block.sizes(values)
         made += sum(sizes[i] for i in block.left if block.storages[i].component is Component.GRADIENTS)
     rows = [row for row in stage_parameters(spec, stage) if row.trains]

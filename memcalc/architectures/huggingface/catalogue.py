@@ -17,8 +17,8 @@ from memcalc.spec.finetuning import MLP_TARGETS
 FAMILIES: dict[str, tuple[str, str]] = {
     "apertus": ("apertus", "Apertus"),
     "arcee": ("llama", "Llama"),
-    "bloom": ("bloom", "Bloom"),
-    "codegen": ("codegen", "CodeGen"),
+    "bloom": ("gpt_like.bloom", "Bloom"),
+    "codegen": ("gpt_like.codegen", "CodeGen"),
     "cohere": ("cohere", "Cohere"),
     "cohere2": ("cohere", "Cohere2"),
     "deepseek_v2": ("deepseek", "DeepseekV2"),
@@ -26,7 +26,7 @@ FAMILIES: dict[str, tuple[str, str]] = {
     "ernie4_5": ("llama_variants", "Ernie4"),
     "ernie4_5_moe": ("ernie4_5_moe", "Ernie4Moe"),
     "exaone4": ("olmo", "Exaone4"),
-    "falcon": ("falcon", "Falcon"),
+    "falcon": ("gpt_like.falcon", "Falcon"),
     "flex_olmo": ("olmo", "FlexOlmo"),
     "gemma": ("gemma", "Gemma"),
     "gemma2": ("gemma", "Gemma2"),
@@ -35,12 +35,12 @@ FAMILIES: dict[str, tuple[str, str]] = {
     "glm": ("glm", "Glm"),
     "glm4": ("glm", "Glm4"),
     "glm4_moe": ("sigmoid_router", "Glm4Moe"),
-    "gpt2": ("gpt2", "Gpt2"),
-    "gpt_bigcode": ("gpt_bigcode", "GptBigcode"),
-    "gpt_neo": ("gpt_neo", "GptNeo"),
-    "gpt_neox": ("gpt_neox", "GptNeox"),
+    "gpt2": ("gpt_like.gpt2", "Gpt2"),
+    "gpt_bigcode": ("gpt_like.gpt_bigcode", "GptBigcode"),
+    "gpt_neo": ("gpt_like.gpt_neo", "GptNeo"),
+    "gpt_neox": ("gpt_like.gpt_neox", "GptNeox"),
     "gpt_oss": ("gpt_oss", "GptOss"),
-    "gptj": ("gptj", "Gptj"),
+    "gptj": ("gpt_like.gptj", "Gptj"),
     "granite": ("llama_variants", "Granite"),
     "granitemoe": ("mixtral", "GraniteMoe"),
     "hunyuan_v1_dense": ("llama", "NormedAfterPositions"),
@@ -49,7 +49,7 @@ FAMILIES: dict[str, tuple[str, str]] = {
     "minimax_m2": ("sigmoid_router", "MiniMaxM2"),
     "mistral": ("llama", "Llama"),
     "mixtral": ("mixtral", "Mixtral"),
-    "mpt": ("mpt", "Mpt"),
+    "mpt": ("gpt_like.mpt", "Mpt"),
     "nanochat": ("nanochat", "NanoChat"),
     "nemotron": ("nemotron", "Nemotron"),
     "nemotron_h": ("nemotron", "NemotronH"),
@@ -57,7 +57,7 @@ FAMILIES: dict[str, tuple[str, str]] = {
     "olmo2": ("olmo", "Olmo2"),
     "olmo3": ("olmo", "Olmo3"),
     "olmoe": ("olmo", "Olmoe"),
-    "opt": ("opt", "Opt"),
+    "opt": ("gpt_like.opt", "Opt"),
     "phi": ("phi", "Phi"),
     "phi3": ("phi3", "Phi3"),
     "phimoe": ("phimoe", "PhiMoe"),
@@ -103,7 +103,7 @@ def is_written(c: BlockStructure) -> bool:
 
 
 def _moves_adapters(c: BlockStructure) -> bool:
-    targets = () if c.adapters is None else c.adapters.targets
+    targets = () if c.linears.adapters is None else c.linears.adapters.targets
     return c.family in ADAPTERS_MOVE and not set(MLP_TARGETS).isdisjoint(targets)
 
 
@@ -125,7 +125,7 @@ def write(c: BlockStructure, part: str) -> tuple[Tape, Tensor | None]:
     # The model's loop over layers references a layer's input until it returns, and the layer what attention returns.
     tape.still_referenced(tape.entry, *family.weights)
     if family.names_returned:
-        tape.handed.update(weights.storage for weights in family.weights)
+        tape.live.handed.update(weights.storage for weights in family.weights)
     return tape, output
 
 
@@ -143,7 +143,7 @@ def write_shared_tables(c: BlockStructure) -> Tape:
 def _family_of(c: BlockStructure) -> type[Family]:
     if c.family is not None and c.family in FAMILIES and (why := family_class(c.family).lacks_kernel(c)):
         raise InputError(
-            f"PyTorch's attention = {c.attention} has no kernel for {c.family}, {why}.",
+            f"PyTorch's attention = {c.attention.kernel} has no kernel for {c.family}, {why}.",
             "Set training.attention: eager or, where it fits, memory-efficient, or implementation: plain.",
             "training.attention",
         )

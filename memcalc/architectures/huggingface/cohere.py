@@ -19,7 +19,7 @@ class Cohere(Llama):
 
     def head_norm(self, x: Tensor, name: str) -> Tensor:
         """CohereLayerNorm with a separate weight per head."""
-        return fp32_layer_norm(self.ops, x, f"attention.{name}_norm", x.shape[-2:]) if self.c.qk_norm else x
+        return fp32_layer_norm(self.ops, x, f"attention.{name}_norm", x.shape[-2:]) if self.c.projections.qk_norm else x
 
     def layer(self) -> Tensor:
         """The norm, both branches, and their sum."""

@@ -21,7 +21,7 @@ class DeepseekAttention(Llama):
     @classmethod
     def lacks_kernel(cls, c: BlockStructure) -> str:
         """Return why flash attention has no kernel: values and keys differ in head_dim."""
-        return "because its values and keys differ in size" if c.attention == "flash" else ""
+        return "because its values and keys differ in size" if c.attention.kernel == "flash" else ""
 
     @property
     def rotated_size(self) -> str:
@@ -44,7 +44,7 @@ class DeepseekAttention(Llama):
         q = self.queries(x)
         plain_q, turning_q = ops.split(ops.restrided_view(q, "q"), ((*HEADS, "d_n"), (*HEADS, "d_r")), "q parts")
         latent = ("b", "s", "r_kv+d_r")
-        joint = ops.linear(x, "attention.kv_a_proj", (latent[-1], "d"), latent, bias=self.c.qkv_bias)
+        joint = ops.linear(x, "attention.kv_a_proj", (latent[-1], "d"), latent, bias=self.c.projections.bias)
         compressed, turning_k = ops.split(joint, ((*TOKENS, "r_kv"), (*TOKENS, "1", "d_r")), "latents")
         compressed = self.norm(compressed, "attention.kv_a_norm", "r_kv")
         turned_q, turned_k = self.positioned(turning_q, turning_k)
@@ -60,9 +60,9 @@ class DeepseekAttention(Llama):
     def queries(self, x: Tensor) -> Tensor:
         """Project queries, through a latent if the model has one for queries."""
         c, ops, out = self.c, self.ops, (*HEADS, "d_n+d_r")
-        if not c.query_latent:
+        if not c.projections.query_latent:
             return ops.linear(x, "attention.q_proj", (QUERIES, "d"), out, bias=False)
-        latent = ops.linear(x, "attention.q_a_proj", ("r_q", "d"), (*TOKENS, "r_q"), bias=c.qkv_bias)
+        latent = ops.linear(x, "attention.q_a_proj", ("r_q", "d"), (*TOKENS, "r_q"), bias=c.projections.bias)
         latent = self.norm(latent, "attention.q_a_norm", "r_q")
         return ops.linear(latent, "attention.q_b_proj", (QUERIES, "r_q"), out, bias=False)
 
@@ -78,7 +78,7 @@ class DeepseekAttention(Llama):
 
     def scaled_dot_product(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Memory-efficient attention: flash has no kernel for values and keys of different head_dim."""
-        return self.ops.efficient_attention(q, k, v, "h", "d_n+d_r", "s", masked=self.c.masked, out=v.shape)
+        return self.ops.efficient_attention(q, k, v, "h", "d_n+d_r", "s", masked=self.c.layer.masked, out=v.shape)
 
     def attended(self, x: Tensor) -> Tensor:
         """End of attention: its variables release the latents."""

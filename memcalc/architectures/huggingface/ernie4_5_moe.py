@@ -19,7 +19,7 @@ class Ernie4Moe(Ernie4, Mixtral):
         """Ernie4_5_MoeSparseMoeBlock, with tokens as a matrix."""
         ops = self.ops
         tokens = ops.flattened(x, "tokens")
-        shared = self.dense(tokens, "mlp.shared_experts.", "F_s") if self.c.shared_expert else None
+        shared = self.dense(tokens, "mlp.shared_experts.", "F_s") if self.c.experts.shared else None
         logits, weights, chosen = self.route(tokens)
         total = grouped_experts(ops, tokens, weights, chosen)
         if shared is not None:

@@ -48,13 +48,9 @@ class Family:
         self.citation = f"transformers 5.23 modeling_{c.family}.py"
         self.weights: tuple[Tensor, ...] = ()  # attention weights, returned where they exist
         self.tape = tape
-        if c.reentrant_checkpoints:
-            tape.stops_early, tape.reentrant = False, True
-        self.ops = Operators(
-            self.tape, c.compute, c.parameters, c.autocast, c.adapters, c.replaced_linears, c.caches_casts
-        )
-        self.ops.float8 = c.float8
-        self.ops.fp32_modules = c.fp32_modules
+        if c.saving.reentrant:
+            tape.checkpoints.stops_early, tape.checkpoints.reentrant = False, True
+        self.ops = Operators(self.tape, c.dtypes, c.linears)
 
     @classmethod
     def lacks_kernel(cls, c: BlockStructure) -> str:  # noqa: ARG003
@@ -64,31 +60,33 @@ class Family:
     def entry(self) -> Tensor:
         """Return the layer's input."""
         c, shape = self.c, ("b", "s", "d")
-        return self.tape.input("layer input", shape, c.stream, self.citation, grad=not c.detached, leaf=c.reads_leaf)
+        return self.tape.input(
+            "layer input", shape, c.stream, self.citation, grad=not c.layer.detached, leaf=c.layer.reads_leaf
+        )
 
     def embedding(self) -> Tensor:
         """Write token and position embeddings and the shared tables; return the first layer's input."""
         c, ops = self.c, self.ops
         x = self.token_embedding()
-        if c.position == "learned":
+        if c.position.kind == "learned":
             ids = None if c.cache is not None else self.position_ids()
             if self.mask_first:
                 self.shared_tables()
             positions = self.positions(ids)
             # variables inputs_embeds and position_embeds
-            self.tape.names.update((x.storage, positions.storage))
+            self.tape.live.names.update((x.storage, positions.storage))
             x = ops.broadcast_add(x, positions, "embedding sum")
         elif not self.renames_embeddings:
-            self.tape.names.add(x.storage)  # variable inputs_embeds
+            self.tape.live.names.add(x.storage)  # variable inputs_embeds
         if self.drops_between_tables:
             self.masks()
-        elif c.position != "learned" or not self.mask_first:
+        elif c.position.kind != "learned" or not self.mask_first:
             self.shared_tables()
-        x = ops.dropout(self.first_hidden(x), "embedding dropout", c.embedding_dropout)
+        x = ops.dropout(self.first_hidden(x), "embedding dropout", c.embedding.dropout)
         if self.drops_between_tables:
             self.write_rotary_tables()
         if self.renames_embeddings:
-            self.tape.names.add(x.storage)
+            self.tape.live.names.add(x.storage)
         return x
 
     def position_ids(self) -> Tensor:
@@ -98,7 +96,7 @@ class Family:
 
     def positions(self, ids: Tensor | None) -> Tensor:
         """Return position embeddings; without `ids`, the ids are created here."""
-        table = (self.c.position_table, "d")
+        table = (self.c.position.table, "d")
         if ids is None:
             return self.ops.embedding("embed_positions", table, ("s",), counts=True)
         rows = self.ops.embedding("embed_positions", table, ("s",), index=ids)
@@ -107,22 +105,26 @@ class Family:
 
     def name_positions(self, indices: int) -> None:
         """Keep position_ids live until the model returns or, as an argument of recomputed layers, their backward."""
-        self.name_argument(indices, stays=self.c.checkpoints_layers and self.layers_take_positions)
+        self.name_argument(indices, stays=self.c.saving.checkpoints_layers and self.layers_take_positions)
 
     def name_mask(self, storage: int, readers: str) -> None:
         """Keep a mask live until the model returns, or until the backward of its last recomputed reader."""
         c = self.c
-        stays = {"all": c.checkpoints_layers, "windows": c.recomputed_windows, "others": c.recomputed_others}[readers]
+        stays = {
+            "all": c.saving.checkpoints_layers,
+            "windows": c.saving.recomputed_windows,
+            "others": c.saving.recomputed_others,
+        }[readers]
         self.name_argument(storage, stays=stays)
         if stays:
-            self.tape.read_by[storage] = readers
+            self.tape.live.read_by[storage] = readers
 
     def name_argument(self, storage: int, *, stays: bool) -> None:
         """Keep an argument of layers live: until the model returns or, if it `stays`, until the layers' backward.
 
         Source: torch/utils/checkpoint.py: the recomputed function references its arguments.
         """
-        (self.tape.held if stays else self.tape.names).add(storage)
+        (self.tape.live.held if stays else self.tape.live.names).add(storage)
 
     def first_hidden(self, x: Tensor) -> Tensor:
         """Return the first layer's input."""
@@ -131,10 +133,10 @@ class Family:
     def token_embedding(self) -> Tensor:
         """Return the embedding of the tokens."""
         c, ops = self.c, self.ops
-        width, view = "d_e" if c.separate_embedding_size else "d", c.head_gradient_is_a_view
-        x = ops.embedding("embed_tokens", ("V", width), ("b", "s"), tied=c.tied, view=view)
+        width, view = "d_e" if c.embedding.separate_size else "d", c.head_gradient_is_a_view
+        x = ops.embedding("embed_tokens", ("V", width), ("b", "s"), tied=c.embedding.tied, view=view)
         return (
-            ops.linear(x, "project_in", ("d", "d_e"), ("b", "s", "d"), bias=False) if c.separate_embedding_size else x
+            ops.linear(x, "project_in", ("d", "d_e"), ("b", "s", "d"), bias=False) if c.embedding.separate_size else x
         )
 
     def shared_tables(self) -> None:
@@ -146,11 +148,11 @@ class Family:
         """Write the position ids, where they come first, and the masks."""
         c, tape = self.c, self.tape
         write_mask(tape, c)
-        if c.cache is None and self.positions_first and c.position != "learned":
+        if c.cache is None and self.positions_first and c.position.kind != "learned":
             self.count_positions()
-        if c.attention == "eager":
-            both = self.masks_windows and c.windows
-            everywhere = c.windows and not self.masks_windows
+        if c.attention.kernel == "eager":
+            both = self.masks_windows and c.masks.has_windows
+            everywhere = c.masks.has_windows and not self.masks_windows
             mask = self.eager_mask(
                 SharedTable("causal mask", False if both else None), "causal mask", windowed=everywhere
             )
@@ -158,16 +160,16 @@ class Family:
             if both:
                 mask = self.eager_mask(SharedTable("causal mask", windows=True), "mask of windows", windowed=True)
                 self.name_mask(mask.storage, "windows")
-        if c.padding_mask == "boolean":
+        if c.masks.padding == "boolean":
             mask = self.padding_truth("padding mask")
             self.name_mask(mask.storage, "all")
-        elif c.padding_mask == "additive":
+        elif c.masks.padding == "additive":
             truth = self.causal_truth("padding mask, truth")
             mask = self.shared_table(
-                "padding mask", self.mask_of_sequences, c.embedded, truth, table=SharedTable("padding mask")
+                "padding mask", self.mask_of_sequences, c.dtypes.embedded, truth, table=SharedTable("padding mask")
             )
             self.name_mask(mask.storage, "all")
-        if c.window_mask:
+        if c.masks.window:
             mask = self.window_truth("window mask", self.window_mask, SharedTable("window mask", windows=True))
             self.name_mask(mask.storage, "windows")
 
@@ -176,12 +178,12 @@ class Family:
         c = self.c
         if not self.rotates:
             return
-        own = self.turns_windows and c.windows  # whether layers with a sliding window have a separate cache
-        kinds: tuple[bool | None, ...] = ((False, True) if c.has_full_attention else (True,)) if own else (None,)
+        own = self.turns_windows and c.masks.has_windows  # whether layers with a sliding window have a separate cache
+        kinds: tuple[bool | None, ...] = ((False, True) if c.masks.has_full_attention else (True,)) if own else (None,)
         for windows in kinds:
             for table in self.rotary_tables(windows=windows):
                 # a checkpoint references them as arguments
-                self.name_argument(table.storage, stays=c.checkpoints_layers or self.reads_tables)
+                self.name_argument(table.storage, stays=c.saving.checkpoints_layers or self.reads_tables)
 
     def count_positions(self) -> None:
         """Write position_ids: torch.arange plus the length of the cache."""
@@ -193,9 +195,9 @@ class Family:
         """Write an additive mask in the embeddings' dtype; adding it to scores saves nothing (masking_utils.py)."""
         c = self.c
         if c.cache is not None:
-            return self.shared_table(name, self.mask, c.embedded, table=table)
+            return self.shared_table(name, self.mask, c.dtypes.embedded, table=table)
         truth = self.window_truth(f"{name}, truth") if windowed else self.causal_truth(f"{name}, truth")
-        return self.shared_table(name, self.mask, c.embedded, truth, table=table)
+        return self.shared_table(name, self.mask, c.dtypes.embedded, truth, table=table)
 
     def _counted(self, name: str) -> tuple[Tensor, Tensor]:
         """Return the indices of queries and of keys, each plus an offset."""
@@ -286,12 +288,12 @@ class Family:
 
         torch/utils/checkpoint.py: a recomputed function references its arguments.
         """
-        (self.tape.held if self.c.checkpoints_layers else self.tape.names).add(table.storage)
+        (self.tape.live.held if self.c.saving.checkpoints_layers else self.tape.live.names).add(table.storage)
 
     @property
     def rotated_size(self) -> str:
         """Axis of the rotary features of a head."""
-        return "d_rot" if self.c.partial_rotary else self.head_size
+        return "d_rot" if self.c.position.partial_rotary else self.head_size
 
     def table_size(self, *, windows: bool | None) -> str:  # noqa: ARG002
         """Axis of the RoPE cache of layers with a sliding window, without one, or all (None)."""
@@ -305,7 +307,7 @@ class Family:
     @property
     def table_dtype(self) -> str:
         """The dtype of the RoPE cache: by default that of the embeddings."""
-        return "fp32" if self.wide_tables else self.c.embedded
+        return "fp32" if self.wide_tables else self.c.dtypes.embedded
 
     def shared_table(
         self, name: str, shape: Shape, dtype: str, *of: Tensor, table: SharedTable | None = None
@@ -322,10 +324,10 @@ class Family:
         c, ops = self.c, self.ops
         given = self.tape.input("head input", ("b", "s", "d"), c.stream, self.citation)
         x, width = given, "d"
-        if c.final_norm:
+        if c.head.norm:
             x = self.norm(given, "norm", "d")
             self.tape.still_referenced(given)
-        if c.separate_embedding_size:
+        if c.embedding.separate_size:
             width = "d_e"
             x = ops.linear(x, "project_out", ("d_e", "d"), ("b", "s", "d_e"), bias=False)
         if c.cache is not None:
@@ -333,7 +335,7 @@ class Family:
         else:
             with ops.as_stored("lm_head"):
                 write_loss(ops, c, x, width, self.logits, fp32_logits=self.fp32_logits)
-            if c.names_head_input:
+            if c.head.names_input:
                 self.tape.still_referenced(x)
 
     def logits(self, x: Tensor) -> Tensor:
@@ -350,7 +352,7 @@ class Family:
         """The norm before layers and after the last one."""
         return (
             self.ops.layer_norm(x, module, width)
-            if self.c.normalization == "layernorm"
+            if self.c.norm.kind == "layernorm"
             else self.rms_norm(x, module, width)
         )
 
@@ -371,23 +373,25 @@ class Family:
         if c.cache is not None:
             return cached_attention(ops, c, q, k, v, ("h", "h_kv", "d_h"))
         heads = ("b", "s", "h", self.head_size)
-        if c.rotation:
-            core = ops.ring_attention(q, k, v, "h", "h_kv", self.head_size, c.rotation)
+        if c.attention.rotation:
+            core = ops.ring_attention(q, k, v, "h", "h_kv", self.head_size, c.attention.rotation)
             return ops.copy(core, "attention output by token")
-        if c.attention == "flash" and not c.masked:
-            if c.repeats_heads:
+        if c.attention.kernel == "flash" and not c.layer.masked:
+            if c.attention.repeats_heads:
                 k, v = (self.repeated(x, name, heads, views=False) for x, name in ((k, "k"), (v, "v")))
                 return ops.flash_attention(q, k, v, "h", "h", self.head_size, "s")
-            core = ops.flash_attention(q, k, v, "h", "h_kv", self.head_size, "s", splits=not c.attention_dropout)
+            core = ops.flash_attention(q, k, v, "h", "h_kv", self.head_size, "s", splits=not c.attention.dropout)
             return ops.copy(core, "attention output by token") if self.rotated_by_head else core
-        if c.attention == "math":
+        if c.attention.kernel == "math":
             return math_attention(ops, c, q, k, v, self.head_size, by_head=self.rotated_by_head)
-        if c.grouped:
-            views = c.masked or c.large_heads  # transformers repeats them, as a view of a single head; else PyTorch
+        if c.attention.grouped:
+            views = (
+                c.layer.masked or c.attention.large_heads
+            )  # transformers repeats them, as a view of a single head; else PyTorch
             k, v = (self.repeated(x, name, heads, views=views) for x, name in ((k, "k"), (v, "v")))
         # An additive mask is shared, unless autocast casts it: it has the dtype of the embedding's output.
-        shares = c.padding_mask == "additive" and not (c.autocast and c.stream != c.compute)
-        return ops.efficient_attention(q, k, v, "h", self.head_size, "s", masked=c.masked and not shares)
+        shares = c.masks.padding == "additive" and not (c.dtypes.autocast and c.stream != c.dtypes.compute)
+        return ops.efficient_attention(q, k, v, "h", self.head_size, "s", masked=c.layer.masked and not shares)
 
     def eager(self, q: Tensor, k: Tensor, v: Tensor, *, softmax_in_fp32: bool) -> Tensor:
         """eager_attention_forward of gpt2 and llama."""
@@ -396,25 +400,27 @@ class Family:
         dtype = q.dtype if softmax_in_fp32 else v.dtype  # under autocast rotated queries are in fp32
         heads, keys = (("b", tokens, "h", self.head_size) for tokens in ("s", c.keys))
         scores_shape = ("b", "h", "s", c.keys)
-        if c.grouped:
+        if c.attention.grouped:
             k, v = self.repeated(k, "k", keys), self.repeated(v, "v", keys)
         named = (k, v)
-        copies = c.batched and (not c.grouped or c.single_key_head)  # bmm needs each of these matrices contiguous
+        copies = c.batched and (
+            not c.attention.grouped or c.attention.single_key_head
+        )  # bmm needs each of these matrices contiguous
         of_q = c.batched and not self.rotated_by_head
-        of_k = copies and (c.grouped or not self.rotated_by_head)
+        of_k = copies and (c.attention.grouped or not self.rotated_by_head)
         names = ("q by head" if of_q else "", "k by head" if of_k else "")
         scores = ops.scale(ops.matmul(q, k, "scores", scores_shape, names), "scaled scores")
-        masked = scores = ops.shift(self.scores(scores), "masked scores", c.embedded)
+        masked = scores = ops.shift(self.scores(scores), "masked scores", c.dtypes.embedded)
         wide = ops.softmax(scores, "attention probabilities", "fp32" if softmax_in_fp32 else "")
         probabilities = wide if self.wide_probabilities else ops.cast(wide, dtype, "probabilities in dtype")
         if softmax_in_fp32:
             self.tape.still_referenced(masked)  # variable attn_weights, until the probabilities are cast
-        dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention_dropout)
+        dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention.dropout)
         self.weights = (dropped,)
         names = ("", "v by head" if copies else "")
         core = ops.matmul(dropped, v, "attention output", (*heads[:-1], v.shape[-1]), names)
         by_token = ops.copy(core, "attention output by token", reorders=c.batched)
-        if c.grouped:
+        if c.attention.grouped:
             self.tape.still_referenced(*named)  # variables key_states, value_states
         return by_token
 
@@ -424,16 +430,16 @@ class Family:
         torch.cat promotes values to the dtype of rotated keys.
         """
         c, ops = self.c, self.ops
-        if c.training_cache == "copies":
+        if c.saving.training_cache == "copies":
             k = ops.copy(k, "k in the cache")
             v = ops.copy(v, "v in the cache") if v.dtype == k.dtype else ops.cast(v, k.dtype, "v in the cache")
-        if c.training_cache != "none":
-            self.tape.region.update((k.storage, v.storage))
+        if c.saving.training_cache != "none":
+            self.tape.live.region.update((k.storage, v.storage))
         return k, v
 
     def repeated(self, x: Tensor, name: str, heads: Shape, *, views: bool = True) -> Tensor:
         """repeat_kv: keys or values per query head; optionally a view of a single shared head."""
-        if views and self.c.single_key_head:
+        if views and self.c.attention.single_key_head:
             return self.ops.expanded(x, f"{name} for each head", heads)
         return self.ops.copy(x, f"{name} for each head", heads)
 

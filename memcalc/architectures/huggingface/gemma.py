@@ -26,7 +26,7 @@ class Gemma(Llama):
         rows.grad = rows.grad and not leaf
         scaled = self.ops.scale(rows, "scaled embeddings")
         if rows.grad:
-            self.tape.also_saves(Tensor(-1, ("1",), self.c.embedded))
+            self.tape.also_saves(Tensor(-1, ("1",), self.c.dtypes.embedded))
         if leaf:
             scaled.grad = True
             self.tape.leaves[scaled.storage] = self.tape.nodes[-1]
@@ -79,7 +79,7 @@ class Gemma4(Gemma3):
         norms = {"before": "input_norm", "after": "attention_output_norm"}
         x = self.residual(self.entry(), self.attention, "attention sum", **norms)
         y = self.fed_to_experts(x) if self.experts else self.fed(x)
-        return self.ops.multiply_in_place(y, "layer output times layer_scalar", self.c.parameters)
+        return self.ops.multiply_in_place(y, "layer output times layer_scalar", self.c.dtypes.parameters)
 
     def fed(self, x: Tensor) -> Tensor:
         """The residual sum with the MLP between two norms."""
@@ -127,12 +127,12 @@ class Gemma4(Gemma3):
     @property
     def head_size(self) -> str:
         """Axis of the features of a head."""
-        return "d_hf" if self.c.full_heads else "d_h"
+        return "d_hf" if self.c.layer.full_heads else "d_h"
 
     @property
     def core_width(self) -> str:
         """Axis of attention's output, all heads together."""
-        return "h·d_hf" if self.c.full_heads else super().core_width
+        return "h·d_hf" if self.c.layer.full_heads else super().core_width
 
     def table_size(self, *, windows: bool | None) -> str:
         """Axis of a RoPE cache: a whole head of its layers."""
@@ -140,7 +140,7 @@ class Gemma4(Gemma3):
 
     def width_and_heads(self, name: str) -> tuple[str, str]:
         """Axes of q, k or v."""
-        if not self.c.full_heads:
+        if not self.c.layer.full_heads:
             return super().width_and_heads(name)
         return ("h·d_hf", "h") if name == "q" else ("h_kvf·d_hf", "h_kvf")
 
@@ -152,7 +152,7 @@ class Gemma4(Gemma3):
         q = self.projection(x, "q")
         q = self.positioned_alone(self.head_norm(q, "q"), "q")
         k = self.projection(x, "k")
-        v = k if self.c.full_heads and self.c.keys_as_values else self.projection(x, "v")
+        v = k if self.c.attention.keys_as_values else self.projection(x, "v")
         k, v = (self.by_head(k, "v"),) * 2 if v is k else (k, self.by_head(v, "v"))
         k = self.positioned_alone(self.head_norm(k, "k"), "k")
         v = power_rms_norm(self.ops, v, "attention.v_norm", self.head_size, weight=False)
@@ -162,7 +162,7 @@ class Gemma4(Gemma3):
         """q, k or v by token and head."""
         width, heads = self.width_and_heads(name)
         out = ("b", "s", heads, self.head_size)
-        return self.ops.linear(x, f"attention.{name}_proj", (width, "d"), out, bias=self.c.qkv_bias)
+        return self.ops.linear(x, f"attention.{name}_proj", (width, "d"), out, bias=self.c.projections.bias)
 
     def head_norm(self, x: Tensor, name: str) -> Tensor:
         """QK norms."""

@@ -51,23 +51,23 @@ class GptOss(Mixtral):
         c, ops = self.c, self.ops
         k, v = self.in_training_cache(k, v)
         heads, all_of, more = ("b", "s", "h", "d_h"), ("b", "h", "s", "s"), ("b", "h", "s", "s+1")
-        if c.grouped:
+        if c.attention.grouped:
             k, v = ops.copy(k, "k for each head", heads), ops.copy(v, "v for each head", heads)
         scores = ops.scale(ops.matmul(q, k, "scores", all_of), "scaled scores")
-        masked = ops.shift(scores, "masked scores", c.embedded)
+        masked = ops.shift(scores, "masked scores", c.dtypes.embedded)
         sinks = ops.expand_parameter("attention.sinks", ("h",), ("b", "h", "s", "1"))
         combined = ops.minus_largest(ops.concatenate((masked, sinks), more, "scores and sinks"), "combined logits")
         probabilities = ops.softmax(combined, "attention probabilities", combined.dtype)
         (kept,) = ops.slices(probabilities, (all_of,), "probabilities without sinks")
-        dropped = ops.dropout(kept, "attention probabilities dropout", c.attention_dropout)
+        dropped = ops.dropout(kept, "attention probabilities dropout", c.attention.dropout)
         weights = ops.cast(dropped, v.dtype, "probabilities in dtype")
         self.tape.still_referenced(masked)
-        values = ops.copy(v, "v by head") if c.batched and not c.grouped else v
+        values = ops.copy(v, "v by head") if c.batched and not c.attention.grouped else v
         self.weights = (weights,)
         core = ops.matmul(weights, values, "attention output", heads)
         by_token = ops.copy(core, "attention output by token", reorders=c.batched)
         self.tape.still_referenced(combined, probabilities)
-        if c.grouped:
+        if c.attention.grouped:
             self.tape.still_referenced(k, v)
         return by_token
 
@@ -75,7 +75,7 @@ class GptOss(Mixtral):
         """GptOssMLP, with tokens as a matrix."""
         x = self.ops.flattened(x, "tokens")
         logits, weights, chosen = self.route(x)
-        total = grouped_experts(self.ops, x, weights, chosen, clamped, biases=self.c.expert_bias)
+        total = grouped_experts(self.ops, x, weights, chosen, clamped, biases=self.c.experts.bias)
         self.tape.still_referenced(logits, *self.weights)  # the layer's variable for attention weights is rebound
         self.weights = (weights,)
         return total
@@ -83,7 +83,7 @@ class GptOss(Mixtral):
     def route(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """GptOssTopKRouter: the softmax of the top logits, in their dtype."""
         c, ops = self.c, self.ops
-        logits = ops.linear(x, "mlp.router", ("E", "d"), ("b", "s", "E"), bias=c.router_bias)
+        logits = ops.linear(x, "mlp.router", ("E", "d"), ("b", "s", "E"), bias=c.experts.router_bias)
         best, chosen = ops.top_k(logits, COPIES, "best router logits")
         weights = ops.softmax(best, "router weights", best.dtype)
         self.tape.still_referenced(best)

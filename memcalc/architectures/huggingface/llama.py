@@ -59,7 +59,11 @@ class Llama(Rotary, Mlps):
             k, v = cached(ops, c.cache, k, v)
         core = self.core(q, k, v)
         output = AdaptedLayer("attention.o_proj", ("d", self.core_width), ("b", "s", "d"))
-        y = ops.fused_output(core, output) if ops.fuses("o") else ops.linear(core, *output, bias=c.output_bias)
+        y = (
+            ops.fused_output(core, output)
+            if ops.fuses("o")
+            else ops.linear(core, *output, bias=c.projections.output_bias)
+        )
         y = self.attended(y)
         self.tape.still_referenced(q, k, v)
         return y
@@ -67,18 +71,22 @@ class Llama(Rotary, Mlps):
     @property
     def sums_shared_heads(self) -> bool:
         """Whether the kernel gets keys and values per query head, so their gradients are sums over query heads."""
-        by_query = self.c.attention in ("memory-efficient", "math") or self.c.masked or self.c.repeats_heads
-        return self.c.grouped and by_query
+        by_query = (
+            self.c.attention.kernel in ("memory-efficient", "math")
+            or self.c.layer.masked
+            or self.c.attention.repeats_heads
+        )
+        return self.c.attention.grouped and by_query
 
     @property
     def rotates_by_slices(self) -> bool:
         """Whether gradients of queries and keys are sums of zero tensors with filled slices, contiguous by head."""
-        return not self.c.without_rope and not self.c.liger
+        return not self.c.layer.without_rope and not self.c.liger
 
     @property
     def core_width(self) -> str:
         """Axis of attention's output, all heads together."""
-        return "d" if self.c.square else "h·d_h"
+        return self.c.attention.query_width
 
     def attended(self, x: Tensor) -> Tensor:
         """Return attention's output after its last step."""
@@ -111,7 +119,7 @@ class Llama(Rotary, Mlps):
             parts = dict(zip(layers, ops.fused_qkv(x, "attention.qkv", tuple(layers.values())), strict=True))
         for name, layer in layers.items():
             if name not in parts:
-                parts[name] = ops.linear(x, *layer, bias=c.qkv_bias)
+                parts[name] = ops.linear(x, *layer, bias=c.projections.bias)
             if not self.views_last:
                 parts[name] = self.by_head(parts[name], name)
             if name != "v" and self.norms_heads == "at once":
@@ -123,25 +131,25 @@ class Llama(Rotary, Mlps):
 
         A single head has the same layout by head and by token.
         """
-        if self.c.single_key_head and name != "q":
+        if self.c.attention.single_key_head and name != "q":
             return x
-        if self.c.by_matmuls or (self.sums_shared_heads if name == "v" else self.rotates_by_slices):
+        if self.c.attention.by_matmuls or (self.sums_shared_heads if name == "v" else self.rotates_by_slices):
             return self.ops.restrided_view(x, name)
         return x
 
     def width_and_heads(self, name: str) -> tuple[str, str]:
         """Axes of q, k or v."""
-        if name == "q" or not self.c.grouped:
-            return "d" if self.c.square else "h·d_h", "h"
+        if name == "q" or not self.c.attention.grouped:
+            return self.c.attention.query_width, "h"
         return "h_kv·d_h", "h_kv"
 
     def head_norm(self, x: Tensor, name: str) -> Tensor:
         """Qwen3Attention: QK norms, if configured."""
-        return self.norm(x, f"attention.{name}_norm", "d_h") if self.c.qk_norm else x
+        return self.norm(x, f"attention.{name}_norm", "d_h") if self.c.projections.qk_norm else x
 
     def core(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The attention function of the config."""
-        if self.c.attention == "eager":
+        if self.c.attention.kernel == "eager":
             return self.eager(q, k, v, softmax_in_fp32=True)
         return self.scaled_dot_product(q, k, v)
 
@@ -167,7 +175,7 @@ class PartialRotary(Llama):
     @property
     def core_width(self) -> str:
         """Axis of attention's output, all heads together."""
-        return "d" if self.c.square else "h·d_h"
+        return self.c.attention.query_width
 
     def attended(self, x: Tensor) -> Tensor:
         """End of attention: its variables are released."""

@@ -63,14 +63,14 @@ class Llama4(Llama):
 
     def head_norm(self, x: Tensor, name: str) -> Tensor:
         """Llama4TextL2Norm, in layers with RoPE."""
-        if not self.c.qk_norm or self.c.without_rope:
+        if not self.c.projections.qk_norm or self.c.layer.without_rope:
             return x
         return bare_rms_norm(self.ops, x, f"attention.{name}_norm", "d_h")
 
     def positioned(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """apply_rotary_emb: complex64 products; a pair of fp32 numbers is viewed as complex."""
         ops = self.ops
-        if self.c.without_rope:
+        if self.c.layer.without_rope:
             return q, k
         wide = [(x, name, ops.cast(x, "fp32", f"{name} in fp32")) for x, name in ((q, "q"), (k, "k"))]
         turned = [self.turned(each, name) for _, name, each in wide]
@@ -83,22 +83,23 @@ class Llama4(Llama):
         y = self.ops.mul_table(x, f"{name} * turns", "fp32", *self.tables)
         size = self.table_size(windows=None)
         conjugate = self.tape.store(f"{name} * turns: conjugate", ("s", size), "fp32", "aten::resolve_conj")
-        self.tape.nodes[-1].prepares = ((conjugate, 1),)
+        node = self.tape.nodes[-1]
+        node.backward = node.backward._replace(prepares=((conjugate, 1),))
         return self.ops.restrided_view(y, name) if self.comes_by_head(name) else y
 
     def by_head(self, x: Tensor, name: str) -> Tensor:
         """q, k or v split into heads; the gradient of rotated ones is in order after the complex product."""
-        in_order = name != "v" and not self.c.without_rope
+        in_order = name != "v" and not self.c.layer.without_rope
         return self.ops.restrided_view(x, name) if self.comes_by_head(name) and not in_order else x
 
     def comes_by_head(self, name: str) -> bool:
         """Whether attention's gradient of q, k or v is contiguous by head."""
-        return self.c.by_matmuls or (name != "q" and self.sums_shared_heads)
+        return self.c.attention.by_matmuls or (name != "q" and self.sums_shared_heads)
 
     def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values; without RoPE, queries are scaled by position (attn_temperature_tuning)."""
         q, k, v = super().queries_keys_values(x)
-        if not self.c.without_rope:
+        if not self.c.layer.without_rope:
             return q, k, v
         ops = self.ops
         counted = ops.table("positions so far", ("s",), "int64", "aten::arange")
@@ -116,7 +117,7 @@ class Llama4(Llama):
 
     def core(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention; eager attention in the dtype of its scores."""
-        if self.c.attention == "eager":
+        if self.c.attention.kernel == "eager":
             return self.eager(q, k, v, softmax_in_fp32=False)
         return self.scaled_dot_product(q, k, v)
 
@@ -142,7 +143,7 @@ class Llama4(Llama):
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Llama4Router: sigmoids of the top logits, zeros elsewhere."""
         ops = self.ops
-        logits = ops.linear(x, "mlp.router", ("E", "d"), SCORES, bias=self.c.router_bias)
+        logits = ops.linear(x, "mlp.router", ("E", "d"), SCORES, bias=self.c.experts.router_bias)
         best, chosen = ops.top_k(logits, ("b", "s", "k"), "best router logits")
         others = ops.placed(best, chosen, SCORES, "best logits among the others")
         wide = ops.pointwise(ops.cast(others, "fp32"), "router scores in fp32", saves="output")

@@ -27,11 +27,11 @@ class SeedOss(Llama):
 
     def attended(self, x: Tensor) -> Tensor:
         """nn.functional.dropout of attn_output."""
-        return self.ops.dropout(x, "attention dropout", self.c.residual_dropout)
+        return self.ops.dropout(x, "attention dropout", self.c.residual.dropout)
 
     def mlp(self, x: Tensor) -> Tensor:
         """nn.functional.dropout of down_proj."""
-        return self.ops.dropout(super().mlp(x), "mlp dropout", self.c.residual_dropout)
+        return self.ops.dropout(super().mlp(x), "mlp dropout", self.c.residual.dropout)
 
 
 class Starcoder2(SeedOss):

@@ -31,7 +31,7 @@ class Mixtral(Llama):
         """MixtralTopKRouter: logits, the weights of the top experts, and their indices."""
         c, ops = self.c, self.ops
         x = ops.viewed(x, x.shape, "tokens of the router")
-        logits = ops.linear(x, "mlp.router", ("E", "d"), ("b", "s", "E"), bias=c.router_bias)
+        logits = ops.linear(x, "mlp.router", ("E", "d"), ("b", "s", "E"), bias=c.experts.router_bias)
         probabilities = ops.softmax(ops.cast(logits, "fp32", "router logits in fp32"), "router probabilities")
         weights, chosen = ops.top_k(probabilities, COPIES, "router weights")
         wide = weights
@@ -59,9 +59,9 @@ class Qwen2Moe(Qwen3Moe):
         c = self.c
         if c.cache is None:
             name = "mask of a window"
-            eager = c.attention == "eager"
+            eager = c.attention.kernel == "eager"
             mask = self.eager_mask(SharedTable(name), name, windowed=True) if eager else self.window_truth(name)
-            self.tape.names.add(mask.storage)
+            self.tape.live.names.add(mask.storage)
 
     def routed(self, x: Tensor) -> Tensor:
         """Qwen2MoeSparseMoeBlock, with tokens as a matrix; it references its router's outputs until it returns."""
@@ -95,7 +95,7 @@ class GraniteMoe(Granite, Mixtral):
     def route(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """GraniteMoeTopKRouter."""
         c, ops = self.c, self.ops
-        logits = ops.linear(x, "mlp.router", ("E", "d"), ("b", "s", "E"), bias=c.router_bias)
+        logits = ops.linear(x, "mlp.router", ("E", "d"), ("b", "s", "E"), bias=c.experts.router_bias)
         logits = ops.cast(logits, "fp32", "router logits in fp32")
         best, chosen = ops.top_k(logits, COPIES, "best router logits")
         weights = ops.cast(ops.softmax(best, "router weights"), x.dtype, f"router weights in {x.dtype}")

@@ -68,7 +68,7 @@ class NemotronH(Mamba2, GroupLimitedRouter):
     def layer(self) -> Tensor:
         """The layer's module, after its norm."""
         modules = {MAMBA: self.mamba, ATTENTION: self.attention, MLP: self.mlp, EXPERTS: self.routed}
-        return self.residual(self.entry(), modules[self.c.mixer], "layer output", before="input_norm")
+        return self.residual(self.entry(), modules[self.c.layer.mixer], "layer output", before="input_norm")
 
     def norm(self, x: Tensor, module: str, width: str) -> Tensor:
         """NemotronHRMSNorm."""
@@ -91,10 +91,10 @@ class NemotronH(Mamba2, GroupLimitedRouter):
         """NemotronHMoE: routed experts of tokens or of their latents, and a shared expert."""
         c, ops = self.c, self.ops
         logits, weights, chosen = self.route(ops.flattened(x, "tokens of the router"))
-        width = "d_l" if c.latent_experts else "d"
-        tokens = self.latent(x, "mlp.fc1_latent_proj", ("d_l", "d")) if c.latent_experts else x
+        width = "d_l" if c.experts.latent else "d"
+        tokens = self.latent(x, "mlp.fc1_latent_proj", ("d_l", "d")) if c.experts.latent else x
         total = grouped_experts(ops, tokens, weights, chosen, relu_squared, up="F_e", width=width)
-        if c.latent_experts:
+        if c.experts.latent:
             total = self.latent(total, "mlp.fc2_latent_proj", ("d", "d_l"))
         y = ops.add(total, self.dense(x, "mlp.shared_experts.", "F_s"), "experts and shared expert")
         self.tape.still_referenced(logits, weights, chosen, total)
@@ -102,4 +102,4 @@ class NemotronH(Mamba2, GroupLimitedRouter):
 
     def latent(self, x: Tensor, module: str, weight: tuple[str, str]) -> Tensor:
         """A projection to the latent of experts, or back."""
-        return self.ops.linear(x, module, weight, ("b", "s", weight[0]), bias=self.c.mlp_bias)
+        return self.ops.linear(x, module, weight, ("b", "s", weight[0]), bias=self.c.mlp.bias)

@@ -50,7 +50,9 @@ class FullRowQKNorm(Llama):
             width, heads = self.width_and_heads(name)
             out, rows = ("b", "s", heads, "d_h"), ("b", "s", width)
             normed = name != "v"
-            part = ops.linear(x, f"attention.{name}_proj", (width, "d"), rows if normed else out, bias=c.qkv_bias)
+            part = ops.linear(
+                x, f"attention.{name}_proj", (width, "d"), rows if normed else out, bias=c.projections.bias
+            )
             part = self.norm(part, f"attention.{name}_norm", width, out) if normed else part
             parts[name] = part
         return {name: self.by_head(part, name) for name, part in parts.items()}

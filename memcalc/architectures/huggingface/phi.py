@@ -18,8 +18,8 @@ class Phi(PartialRotary):
         c, ops = self.c, self.ops
         x = self.entry()
         normed = self.norm(x, "input_norm", "d")
-        attended = ops.dropout(self.attention(normed), "attention dropout", c.residual_dropout)
-        fed = ops.dropout(self.mlp(normed), "mlp dropout", c.residual_dropout)
+        attended = ops.dropout(self.attention(normed), "attention dropout", c.residual.dropout)
+        fed = ops.dropout(self.mlp(normed), "mlp dropout", c.residual.dropout)
         output = ops.add(ops.add(attended, fed, "block sum"), x, "layer output")
         self.tape.still_referenced(normed, attended, fed)
         return output

@@ -22,7 +22,7 @@ class PhiMoe(Mixtral):
     def route(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """PhimoeTopKRouter, in the dtype of its logits."""
         c, ops = self.c, self.ops
-        logits = ops.linear(x, "mlp.router", ("E", "d"), SCORES, bias=c.router_bias)
+        logits = ops.linear(x, "mlp.router", ("E", "d"), SCORES, bias=c.experts.router_bias)
         first, chosen_first = self.sample_expert(logits, logits, "first")
         others = ops.overwritten(logits, chosen_first, "scores without the first")
         second, chosen_second = self.sample_expert(logits, others, "second")
@@ -79,7 +79,7 @@ class PhiMoe(Mixtral):
         """The index of the best noisy score; without gradient. The logarithm is on autocast's fp32 list."""
         ops, tape = self.ops, self.tape
         noise = ops.table(f"{which} noise", SCORES, dtype)
-        dtype = "fp32" if self.c.autocast else dtype
+        dtype = "fp32" if self.c.dtypes.autocast else dtype
         logarithm = ops.table(f"{which} logarithm of noise", SCORES, dtype, of=(ops.cast(noise, dtype),))
         tape.still_referenced(noise)
         noisy = ops.table(f"{which} noisy scores", SCORES, dtype, of=(logarithm,))

@@ -23,19 +23,23 @@ class Qwen35(PartialRotary):
 
     def attention(self, x: Tensor) -> Tensor:
         """Linear attention, or attention with an output gate."""
-        return self.linear_attention(x) if self.c.linear else self.gated_attention(x)
+        return self.linear_attention(x) if self.c.layer.linear else self.gated_attention(x)
 
     def gated_attention(self, x: Tensor) -> Tensor:
         """Qwen3_5Attention.forward: the query projection also makes the gate."""
         c, ops = self.c, self.ops
         self.named = ()
-        both = ops.linear(x, "attention.q_proj", ("2·h·d_h", "d"), ("b", "s", "h", "2·d_h"), bias=c.qkv_bias)
+        both = ops.linear(x, "attention.q_proj", ("2·h·d_h", "d"), ("b", "s", "h", "2·d_h"), bias=c.projections.bias)
         query, gate = ops.split(both, (("b", "s", "h", "d_h"),) * 2, "queries and gate")
         gate = ops.copy(gate, "gate by token")
         q = self.head_norm(query, "q")
-        k = ops.linear(x, "attention.k_proj", (self.width_and_heads("k")[0], "d"), self.heads("k"), bias=c.qkv_bias)
+        k = ops.linear(
+            x, "attention.k_proj", (self.width_and_heads("k")[0], "d"), self.heads("k"), bias=c.projections.bias
+        )
         k = self.head_norm(k, "k")
-        v = ops.linear(x, "attention.v_proj", (self.width_and_heads("v")[0], "d"), self.heads("v"), bias=c.qkv_bias)
+        v = ops.linear(
+            x, "attention.v_proj", (self.width_and_heads("v")[0], "d"), self.heads("v"), bias=c.projections.bias
+        )
         v = self.by_head(v, "v")
         given = (q, k)
         q, k = self.positioned(q, k)
@@ -43,7 +47,9 @@ class Qwen35(PartialRotary):
         core = self.core(q, k, v)
         opened = ops.pointwise(gate, "sigmoid of the gate", saves="output")
         gated = ops.mul(core, opened, "gated attention output")
-        y = ops.linear(gated, "attention.o_proj", ("d", self.core_width), ("b", "s", "d"), bias=c.output_bias)
+        y = ops.linear(
+            gated, "attention.o_proj", ("d", self.core_width), ("b", "s", "d"), bias=c.projections.output_bias
+        )
         y = self.attended(y)
         self.tape.still_referenced(q, k, v, both, gate)
         return y
@@ -83,7 +89,7 @@ class Qwen35(PartialRotary):
         """torch_chunk_gated_delta_rule: fp32, in chunks of 64 tokens."""
         c, ops, tape = self.c, self.ops, self.tape
         dtype = query.dtype
-        if c.grouped_linear:
+        if c.mixers.grouped_linear:
             query = ops.copy(query, "queries for each value head", ("b", "s", "h_lv", "d_lk"))
             key = ops.copy(key, "keys for each value head", ("b", "s", "h_lv", "d_lk"))
         wide = [ops.cast(x, "fp32", f"{n} by head") for n, x in (("queries", query), ("keys", key), ("values", value))]

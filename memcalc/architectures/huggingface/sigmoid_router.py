@@ -19,7 +19,7 @@ class MiniMaxM2(FullRowQKNorm, Mixtral):
         """MiniMaxM2TopKRouter: biased scores get no gradient, since only their indices are used."""
         c, ops = self.c, self.ops
         x = ops.viewed(x, x.shape, "tokens of the router")
-        logits = ops.linear(x, "mlp.router", ("E", "d"), SCORES, bias=c.router_bias)
+        logits = ops.linear(x, "mlp.router", ("E", "d"), SCORES, bias=c.experts.router_bias)
         scores = ops.pointwise(ops.cast(logits, "fp32", "router logits in fp32"), "router scores", saves="output")
         corrected = ops.table("corrected scores", SCORES, "fp32")
         best, chosen = ops.top_k(corrected, COPIES, "best corrected scores")

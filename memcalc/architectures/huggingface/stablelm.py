@@ -17,12 +17,12 @@ class StableLm(PartialRotary):
         ops, x = self.ops, self.entry()
         given = self.norm(x, "input_norm", "d")
         attended = self.attention(given)
-        total = ops.add(x, attended, "attention sum") if not self.c.parallel_block else x
-        normed = given if self.c.parallel_block else self.norm(total, "post_attention_norm", "d")
+        total = ops.add(x, attended, "attention sum") if not self.c.residual.parallel else x
+        normed = given if self.c.residual.parallel else self.norm(total, "post_attention_norm", "d")
         fed = self.mlp(normed)
         self.tape.still_referenced(normed)
-        fed = ops.dropout(fed, "mlp dropout", self.c.residual_dropout)
-        if self.c.parallel_block:
+        fed = ops.dropout(fed, "mlp dropout", self.c.residual.dropout)
+        if self.c.residual.parallel:
             total = ops.add(x, attended, "attention sum")
         y = ops.add(total, fed, "layer output")
         self.tape.still_referenced(given, attended, fed)
@@ -30,10 +30,10 @@ class StableLm(PartialRotary):
 
     def head_norm(self, x: Tensor, name: str) -> Tensor:
         """StableLmLayerNormPerHead: heads are split, normed separately, and concatenated."""
-        if not self.c.qk_norm:
+        if not self.c.projections.qk_norm:
             return x
         ops, module = self.ops, f"attention.{name}_norm"
-        seen = x if self.c.by_matmuls else ops.restrided_view(x, name)
+        seen = x if self.c.attention.by_matmuls else ops.restrided_view(x, name)
         (parts,) = ops.split(seen, (x.shape,), f"heads of {name}")
         normed = ops.layer_norm(parts, module, "d_h", ("weight",), heads=x.shape[-2])
         return ops.concatenate((normed,), x.shape, f"{name} normed, joined")

@@ -9,6 +9,7 @@ from memcalc.architectures.catalogue import GradientPolicy, Part, program
 from memcalc.architectures.huggingface.catalogue import FAMILIES
 from memcalc.architectures.structure import block_structure
 from memcalc.catalogue.shipped import CatalogueEntry, shipped_entries
+from memcalc.layout.stages import LayerModules
 from memcalc.ledger.component import Component
 from memcalc.spec.model import EXPERTS
 
@@ -35,11 +36,11 @@ def test_every_parameter_gets_its_gradient(entry: CatalogueEntry) -> None:
     if spec.model.moe is not None:
         parts.append("expert layer")
     linear = (False, True) if spec.model.linear_attention is not None else (False,)
-    kinds = [structure._replace(linear=kind) for kind in linear]
+    kinds = [structure.of_layers(LayerModules(linear=kind)) for kind in linear]
     for part in parts:
         if spec.model.layer_pattern and part.endswith("layer"):
             letters = {*spec.model.mixers} - {EXPERTS} if part == "dense layer" else {EXPERTS}
-            kinds = [structure._replace(mixer=letter) for letter in sorted(letters)]
+            kinds = [structure.of_layers(LayerModules(mixer=letter)) for letter in sorted(letters)]
         for kind in kinds:
             block = program(kind, part, False, KEPT)
             made = {event.storage for event in block.backward if event.sign > 0}

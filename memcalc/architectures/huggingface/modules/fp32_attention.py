@@ -17,9 +17,9 @@ class Fp32Attention(Mlps):
         wide_q, wide_k = ops.cast(q, "fp32", "q in fp32"), ops.cast(k, "fp32", "k in fp32")
         copies = ("q by head", "k by head") if c.batched else ("", "")
         scores = self.scored(ops.matmul(wide_q, wide_k, "scores", ("b", "h", "s", "s"), copies))
-        scores = ops.shift(scores, "masked scores", c.embedded)
+        scores = ops.shift(scores, "masked scores", c.dtypes.embedded)
         probabilities = ops.cast(ops.softmax(scores, "attention probabilities"), v.dtype, "probabilities in dtype")
-        dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention_dropout)
+        dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention.dropout)
         self.weights = (dropped,)
         values = ops.copy(v, "v by head") if c.batched else v
         core = ops.matmul(dropped, values, "attention output", ("b", "s", "h", "d_h"))

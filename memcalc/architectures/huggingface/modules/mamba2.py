@@ -19,18 +19,18 @@ class Mamba2(Family):
         """NemotronHMamba2Mixer.forward."""
         c, ops = self.c, self.ops
         width, parts = (*TOKENS, "d_in"), (INNER, (*TOKENS, "d_conv"), (*TOKENS, "h_m"))
-        projected = ops.linear(x, "mamba.in_proj", ("d_in", "d"), width, bias=c.mamba_bias)
+        projected = ops.linear(x, "mamba.in_proj", ("d_in", "d"), width, bias=c.mixers.mamba_bias)
         rates = self.decay_rates()
         gate, mixed, steps = ops.split(projected, parts, "gate, channels and time steps")
         convolved = ops.depthwise_convolution(
-            mixed, "mamba.conv1d", "d_conv", mixed.shape, bias=c.conv_bias, views_weight=True
+            mixed, "mamba.conv1d", "d_conv", mixed.shape, bias=c.mixers.conv_bias, views_weight=True
         )
         mixed = ops.pointwise(convolved, "silu of the convolution")
         shapes = ((*TOKENS, "h_m", "d_hm"), (*TOKENS, "g_m", "n_m"), (*TOKENS, "g_m", "n_m"))
         values, inputs, outputs = ops.split(mixed, shapes, "values, state inputs and state outputs")
         scanned = self.scan(values, inputs, outputs, self.time_steps(steps), rates)
         normed = self.gated_group_norm(scanned, gate, x.dtype)
-        y = ops.linear(normed, "mamba.out_proj", ("d", "d_m"), (*TOKENS, "d"), bias=c.mamba_bias)
+        y = ops.linear(normed, "mamba.out_proj", ("d", "d_m"), (*TOKENS, "d"), bias=c.mixers.mamba_bias)
         self.tape.still_referenced(projected, mixed, rates, *self.named)
         return y
 
@@ -56,7 +56,7 @@ class Mamba2(Family):
         Only factors with an axis of one entry, a batch or a chunk of one, are views that matmuls read without a copy.
         """
         c, ops, tape = self.c, self.ops, self.tape
-        several = not c.single_chunk
+        several = not c.mixers.single_chunk
         any_several = c.batched or several
         values = ops.cast(values, "fp32", "values in fp32")
         by_head = [self.for_each_head(x, name) for x, name in ((inputs, "state inputs"), (outputs, "state outputs"))]
@@ -126,12 +126,12 @@ class Mamba2(Family):
         y = ops.add(both, skipped, "output and skip connection")
         tape.still_referenced(steps, values, decay, inputs, outputs, skipped, total, pairwise, scores, weights, within)
         tape.still_referenced(left, written, before, carried, summed, factors, read, faded)
-        return ops.sliced(y, (*TOKENS, "h_m", "d_hm"), "output of tokens") if c.pads_chunks else y
+        return ops.sliced(y, (*TOKENS, "h_m", "d_hm"), "output of tokens") if c.mixers.pads_chunks else y
 
     def by_chunk(self, x: Tensor, width: str, name: str) -> Tensor:
         """reshape_into_chunks: padded; with several chunks, reshape copies the gradient."""
         padded = self.ops.padded(x, (*CHUNKS, width), f"{name}, padded")
-        return padded if self.c.single_chunk else self.ops.restrided_view(padded, name)
+        return padded if self.c.mixers.single_chunk else self.ops.restrided_view(padded, name)
 
     def for_each_head(self, x: Tensor, name: str) -> Tensor:
         """x.float().repeat_interleave: one copy for each head of a group."""

@@ -13,13 +13,13 @@ class Mlps(Family):
 
     def mlp(self, x: Tensor) -> Tensor:
         """The layer's dense MLP."""
-        return self.dense(x, "mlp.", "4·d" if self.c.usual_intermediate_size else "F")
+        return self.dense(x, "mlp.", self.c.mlp.width)
 
     def dense(self, x: Tensor, prefix: str, inner: str) -> Tensor:
         """An MLP with any intermediate size; `prefix` is that of its linear layers' names."""
-        if not self.c.gated_mlp:
+        if not self.c.mlp.gated:
             return self.ungated(x, prefix, inner)
-        return self.gated_of_one(x, prefix, inner) if self.c.fused_gate_up else self.gated(x, prefix, inner)
+        return self.gated_of_one(x, prefix, inner) if self.c.mlp.fused_gate_up else self.gated(x, prefix, inner)
 
     def gated(self, x: Tensor, prefix: str, inner: str) -> Tensor:
         """LlamaMLP: down(silu(gate(x)) * up(x))."""
@@ -29,40 +29,40 @@ class Mlps(Family):
             of_gate, of_up = (AdaptedLayer(f"{prefix}{name}", *wide) for name in ("gate_proj", "up_proj"))
             of_down = AdaptedLayer(f"{prefix}down_proj", ("d", inner), ("b", "s", "d"))
             return ops.fused_mlp(x, prefix.rstrip("."), (of_gate, of_up, of_down))
-        gate = ops.linear(x, f"{prefix}gate_proj", (inner, "d"), ("b", "s", inner), bias=c.mlp_bias)
+        gate = ops.linear(x, f"{prefix}gate_proj", (inner, "d"), ("b", "s", inner), bias=c.mlp.bias)
         kind = f"{prefix}{self.activation}"
         gate = gate if c.liger else self.act(gate, prefix)
-        up = ops.linear(x, f"{prefix}up_proj", (inner, "d"), ("b", "s", inner), bias=c.mlp_bias)
+        up = ops.linear(x, f"{prefix}up_proj", (inner, "d"), ("b", "s", inner), bias=c.mlp.bias)
         multiplied = ops.liger_swiglu if c.liger else ops.mul
         product = multiplied(gate, up, f"{kind}(gate) * up")
-        return ops.linear(product, f"{prefix}down_proj", ("d", inner), ("b", "s", "d"), bias=c.mlp_bias)
+        return ops.linear(product, f"{prefix}down_proj", ("d", inner), ("b", "s", "d"), bias=c.mlp.bias)
 
     def gated_of_one(self, x: Tensor, prefix: str, inner: str) -> Tensor:
         """Phi3MLP: gate and up are the halves of one linear layer's output."""
         c, ops = self.c, self.ops
         both = ("b", "s", f"2·{inner}")
-        joined = ops.linear(x, f"{prefix}gate_up_proj", (both[-1], "d"), both, bias=c.mlp_bias)
+        joined = ops.linear(x, f"{prefix}gate_up_proj", (both[-1], "d"), both, bias=c.mlp.bias)
         gate, up = ops.split(joined, (("b", "s", inner), ("b", "s", inner)), f"{prefix}gate, up")
         kind = f"{prefix}{self.activation}"
         product = ops.mul(up, self.act(gate, prefix), f"up * {kind}(gate)")
         self.tape.still_referenced(gate, up)
-        down = ops.linear(product, f"{prefix}down_proj", ("d", inner), ("b", "s", "d"), bias=c.mlp_bias)
+        down = ops.linear(product, f"{prefix}down_proj", ("d", inner), ("b", "s", "d"), bias=c.mlp.bias)
         self.tape.still_referenced(gate, product)  # variables gate and up_states
         return down
 
     def ungated(self, x: Tensor, prefix: str, inner: str) -> Tensor:
         """ArceeMLP: down(act(up(x)))."""
         c, ops = self.c, self.ops
-        up = ops.linear(x, f"{prefix}up_proj", (inner, "d"), ("b", "s", inner), bias=c.mlp_bias)
-        return ops.linear(self.act(up, prefix), f"{prefix}down_proj", ("d", inner), ("b", "s", "d"), bias=c.mlp_bias)
+        up = ops.linear(x, f"{prefix}up_proj", (inner, "d"), ("b", "s", inner), bias=c.mlp.bias)
+        return ops.linear(self.act(up, prefix), f"{prefix}down_proj", ("d", inner), ("b", "s", "d"), bias=c.mlp.bias)
 
     def act(self, x: Tensor, prefix: str) -> Tensor:
         """The activation: one operator, unless the config has a composite gelu or relu squared (activations.py)."""
         c, ops, kind = self.c, self.ops, self.activation
-        if kind == "gelu" and c.gelu in COMPOSITE:
-            return COMPOSITE[c.gelu](ops, x)
+        if kind == "gelu" and c.mlp.gelu in COMPOSITE:
+            return COMPOSITE[c.mlp.gelu](ops, x)
         y = ops.pointwise(x, f"{prefix}{kind}", saves="output" if kind == "relu" else "input")
-        if c.mlp == "relu2":
+        if c.mlp.activation == "relu2":
             y = ops.pow(y, f"{prefix}relu²")
             self.tape.still_referenced(x)
         return y
@@ -70,4 +70,4 @@ class Mlps(Family):
     @property
     def activation(self) -> str:
         """The name of the activation in rows."""
-        return {"swiglu": "silu", "geglu": "gelu", "relu2": "relu"}.get(self.c.mlp, self.c.mlp)
+        return {"swiglu": "silu", "geglu": "gelu", "relu2": "relu"}.get(self.c.mlp.activation, self.c.mlp.activation)

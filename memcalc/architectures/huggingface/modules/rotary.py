@@ -22,7 +22,7 @@ class Rotary(Family):
     def positioned(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Rotated queries and keys: all of each head, or its first features."""
         ops, c = self.ops, self.c
-        if c.without_rope:
+        if c.layer.without_rope:
             return q, k
         if c.liger:
             return ops.liger_rope(q, "q"), ops.liger_rope(k, "k")
@@ -49,7 +49,7 @@ class Rotary(Family):
     @property
     def rotated_by_head(self) -> bool:
         """Whether rotated queries and keys are contiguous by head: concatenated ones are."""
-        return self.always_joins or self.c.partial_rotary
+        return self.always_joins or self.c.position.partial_rotary
 
     def interleaved_tables(self) -> tuple[Tensor, ...]:
         """repeat_interleave of the first halves of the model's cos/sin cache."""
@@ -60,7 +60,7 @@ class Rotary(Family):
 
     def split_rotary(self, x: Tensor, name: str) -> tuple[Tensor, Tensor | None]:
         """The rotary part, and the rest of each head."""
-        if self.c.partial_rotary:
+        if self.c.position.partial_rotary:
             return self.ops.slices(x, ((*x.shape[:-1], "d_rot"), (*x.shape[:-1], "d_h-d_rot")), name)  # type: ignore[return-value]
         if not self.always_joins:
             return x, None

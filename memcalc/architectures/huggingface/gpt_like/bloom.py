@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memcalc.architectures.huggingface.modules.mlp import Mlps
-from memcalc.programs.tape import NEW, Node, Tensor
+from memcalc.programs.tape import NEW, BackwardMemory, Node, Tensor
 
 
 class Bloom(Mlps):
@@ -17,20 +17,20 @@ class Bloom(Mlps):
     def embedding(self) -> Tensor:
         """Write the embedding with its norm, then ALiBi's biases and the mask."""
         x = self.token_embedding()
-        self.tape.names.add(x.storage)  # variable inputs_embeds
+        self.tape.live.names.add(x.storage)  # variable inputs_embeds
         x = self.norm(x, "embed_norm", "d")
         self.shared_tables()
         return x
 
     def shared_tables(self) -> None:
         """Write ALiBi's slopes, the resulting biases, which are arguments of the layers, and the mask."""
-        self.tape.names.add(self.shared_table("slopes", ("h",), "fp32").storage)
+        self.tape.live.names.add(self.shared_table("slopes", ("h",), "fp32").storage)
         self.name_table(self.alibi())
         super().shared_tables()
 
     def alibi(self) -> Tensor:
         """Return ALiBi's bias, one row per head and sequence: in fp32 for each head, repeated, and cast."""
-        rows, dtype = ("b", "h", "s"), self.c.embedded
+        rows, dtype = ("b", "h", "s"), self.c.dtypes.embedded
         positions = self.shared_table("positions", ("s",), "int64")
         of_heads = self.shared_table("alibi of each head", ("h", "s"), "fp32", positions)
         if dtype == "fp32":
@@ -49,7 +49,7 @@ class Bloom(Mlps):
         up = ops.linear(again, "mlp.up_proj", ("4·d", "d"), ("b", "s", "4·d"), bias=True)
         inner = self.own_gelu(up)
         down = ops.linear(inner, "mlp.down_proj", ("d", "4·d"), ("b", "s", "d"), bias=True)
-        output = ops.add(attended, ops.dropout(down, "mlp dropout", c.residual_dropout), "layer output")
+        output = ops.add(attended, ops.dropout(down, "mlp dropout", c.residual.dropout), "layer output")
         self.tape.still_referenced(down, inner, again)
         return output
 
@@ -62,20 +62,20 @@ class Bloom(Mlps):
         if c.batched:
             q, k, v = ops.copy(q, "q by head"), ops.copy(k, "k by head"), ops.copy(v, "v by head")
         scores = ops.biased_matmul(self.given_alibi(), q, k, "scores", ("b", "h", "s", "s"))
-        masked = ops.shift(scores, "masked scores", c.embedded)
+        masked = ops.shift(scores, "masked scores", c.dtypes.embedded)
         wide = ops.softmax(masked, "attention probabilities", "fp32")
         probabilities = ops.cast(wide, q.dtype, "probabilities in dtype")
-        dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention_dropout)
+        dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention.dropout)
         self.weights = (dropped,)
         core = ops.copy(ops.matmul(dropped, v, "attention output", heads), "attention output by token", reorders=True)
         y = ops.linear(core, "attention.o_proj", ("d", "d"), ("b", "s", "d"), bias=True)
-        output = ops.add(residual, ops.dropout(y, "attention dropout", c.residual_dropout), "attention sum")
+        output = ops.add(residual, ops.dropout(y, "attention dropout", c.residual.dropout), "attention sum")
         self.tape.still_referenced(x, qkv, q, k, v, scores, masked, core, y)
         return output
 
     def given_alibi(self) -> Tensor:
         """Return ALiBi's bias as layers get it."""
-        return Tensor(-1, ("b", "h", "s"), self.c.embedded, grad=False)
+        return Tensor(-1, ("b", "h", "s"), self.c.dtypes.embedded, grad=False)
 
     def own_gelu(self, x: Tensor) -> Tensor:
         """GeLUFunction, which saves its input and calls bloom_gelu_forward and bloom_gelu_back, operator by operator.
@@ -89,7 +89,14 @@ class Bloom(Mlps):
         y = self.tape.new("mlp.gelu", x.shape, x.dtype, self.citation)
         saved, prepares, last = (x.storage,), *self.gelu_backward(x)
         gradients = (NEW, None, None)
-        node = Node("mlp.gelu", (x, half, factor), (y,), saved, gradients, prepares=prepares, between=last)
+        node = Node(
+            "mlp.gelu",
+            (x, half, factor),
+            (y,),
+            saved,
+            gradients,
+            backward=BackwardMemory(prepares=prepares, between=last),
+        )
         self.tape.record(node)
         return y
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.frameworks.draft import Draft
-from memcalc.importers import megatron
 from memcalc.importers.file_format import FileFormat, Meaning, fact, lacking, nothing, overcounted, to
+from memcalc.importers.megatron import table as megatron
 from memcalc.importers.models import named_model, place_model
-from memcalc.importers.nemo_classes import place_class, place_tokenizer
+from memcalc.importers.nemo.classes import place_class, place_tokenizer
 
 # Fields of TransformerConfig that are Megatron-LM arguments, by the same name or another one.
 _SAME = (

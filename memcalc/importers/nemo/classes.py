@@ -13,7 +13,7 @@ from memcalc.frameworks.draft import Draft
 from memcalc.importers.file_format import Meaning
 from memcalc.importers.vocabulary import entries_of, place_vocabulary
 
-_CLASSES = Path(__file__).resolve().parent.parent / "data" / "nemo.yaml"
+_CLASSES = Path(__file__).resolve().parents[2] / "data" / "nemo.yaml"
 DEFAULT = "GPT2BPETokenizer"  # default of data modules
 
 

@@ -18,15 +18,15 @@ class GptNeox(Rotary, Mlps):
         """Both branches, each with a separate norm."""
         c, ops = self.c, self.ops
         x = self.entry()
-        attended = ops.dropout(self.attention(self.norm(x, "input_norm", "d")), "attention dropout", c.residual_dropout)
-        if not c.parallel_block:
+        attended = ops.dropout(self.attention(self.norm(x, "input_norm", "d")), "attention dropout", c.residual.dropout)
+        if not c.residual.parallel:
             attended = x = ops.add(attended, x, "attention sum")
         normed = self.norm(x, "post_attention_norm", "d")
         fed = self.mlp(normed)
         self.tape.still_referenced(normed)
-        fed = ops.dropout(fed, "mlp dropout", c.residual_dropout)
-        output = ops.add(fed, attended, "block sum" if c.parallel_block else "layer output")
-        if c.parallel_block:
+        fed = ops.dropout(fed, "mlp dropout", c.residual.dropout)
+        output = ops.add(fed, attended, "block sum" if c.residual.parallel else "layer output")
+        if c.residual.parallel:
             output = ops.add(output, x, "layer output")
         self.tape.still_referenced(attended, fed)
         return output
@@ -35,14 +35,14 @@ class GptNeox(Rotary, Mlps):
         """GPTNeoXAttention.forward; variables reference the views of qkv until it returns."""
         c, ops = self.c, self.ops
         heads = ("b", "s", "h", "d_h")
-        qkv = ops.linear(x, "attention.qkv_proj", ("3·d", "d"), ("b", "s", "h", "3·d_h"), bias=c.qkv_bias)
+        qkv = ops.linear(x, "attention.qkv_proj", ("3·d", "d"), ("b", "s", "h", "3·d_h"), bias=c.projections.bias)
         # the gradients of q, k and v are concatenated by head, and copied by token
         q, k, v = ops.split(ops.restrided_view(qkv, "q, k, v"), (heads, heads, heads), "q, k, v")
         q, k = self.positioned(q, k)
-        if c.attention == "eager":
+        if c.attention.kernel == "eager":
             core = self.eager(q, k, v, softmax_in_fp32=True)
         else:
             core = self.scaled_dot_product(q, k, v)
-        y = ops.linear(core, "attention.o_proj", ("d", "d"), ("b", "s", "d"), bias=c.output_bias)
+        y = ops.linear(core, "attention.o_proj", ("d", "d"), ("b", "s", "d"), bias=c.projections.output_bias)
         self.tape.still_referenced(x, qkv, q, k, v)
         return y

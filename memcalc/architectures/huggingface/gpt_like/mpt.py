@@ -22,7 +22,7 @@ class Mpt(Mlps):
         positions = self.shared_table("positions", ("S",), "int32")
         self.name_table(self.shared_table("alibi", ("h", "S"), "fp32", positions))
         truth = self.causal_truth("causal mask, truth")
-        added = self.shared_table("causal mask to be added", self.mask, self.c.embedded, truth)
+        added = self.shared_table("causal mask to be added", self.mask, self.c.dtypes.embedded, truth)
         self.tape.hold(self.shared_table("causal mask", self.mask, "bool", added))
 
     def layer(self) -> Tensor:
@@ -31,13 +31,13 @@ class Mpt(Mlps):
         x = self.entry()
         normed = self.norm(x, "input_norm", "d")
         attended = self.attention(normed)
-        total = ops.add(ops.dropout(attended, "attention dropout", c.residual_dropout), x, "attention sum")
+        total = ops.add(ops.dropout(attended, "attention dropout", c.residual.dropout), x, "attention sum")
         again = self.norm(total, "post_attention_norm", "d")
         self.tape.still_referenced(normed)
         up = ops.linear(again, "mlp.up_proj", ("4·d", "d"), ("b", "s", "4·d"), bias=False)
         inner = self.act(up, "mlp.")
         down = ops.linear(inner, "mlp.down_proj", ("d", "4·d"), ("b", "s", "d"), bias=False)
-        output = ops.add(ops.dropout(down, "mlp dropout", c.residual_dropout), total, "layer output")
+        output = ops.add(ops.dropout(down, "mlp dropout", c.residual.dropout), total, "layer output")
         self.tape.still_referenced(attended, again, inner, down)
         return output
 
@@ -60,7 +60,7 @@ class Mpt(Mlps):
         masked = ops.where(scores, "masked scores", ("b", "s", "s"))
         self.tape.reads("causal mask")
         probabilities = ops.cast(ops.softmax(masked, "attention probabilities"), v.dtype, "probabilities in dtype")
-        dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention_dropout)
+        dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention.dropout)
         self.weights = (dropped,)
         values = ops.copy(v, "v by head") if c.batched else v
         core = ops.matmul(dropped, values, "attention output", heads)

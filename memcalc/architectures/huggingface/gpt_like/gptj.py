@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memcalc.architectures.huggingface.codegen import ROTATED, CodeGen
+from memcalc.architectures.huggingface.gpt_like.codegen import ROTATED, CodeGen
 from memcalc.architectures.huggingface.modules.fp32_attention import Fp32Attention
 from memcalc.programs.tape import Tensor
 
@@ -28,7 +28,7 @@ class Gptj(Fp32Attention, CodeGen):
         }
         core = self.attend_in_fp32(joined["q"], joined["k"], v)
         attended = ops.linear(core, "attention.o_proj", ("d", "d"), ("b", "s", "d"), bias=False)
-        attended = ops.dropout(attended, "attention dropout", c.residual_dropout)
+        attended = ops.dropout(attended, "attention dropout", c.residual.dropout)
         self.tape.still_referenced(q, k, v, *tables, *turned.values(), *joined.values())
         return attended
 

@@ -24,10 +24,10 @@ class Gpt2(Mlps):
         x = ops.add(attended, x, "attention sum")
         self.tape.still_referenced(normed)
         normed = ops.layer_norm(x, "post_attention_norm", "d")
-        inner = "4·d" if c.usual_intermediate_size else "F"
+        inner = c.mlp.width
         up = self.linear(normed, "mlp.up_proj", (inner, "d"), ("b", "s", inner))
         down = self.linear(self.act(up, "mlp."), "mlp.down_proj", ("d", inner), ("b", "s", "d"))
-        fed = ops.dropout(down, "mlp dropout", c.residual_dropout)
+        fed = ops.dropout(down, "mlp dropout", c.residual.dropout)
         output = ops.add(x, fed, "layer output")
         self.tape.still_referenced(normed, attended)
         return output
@@ -42,12 +42,12 @@ class Gpt2(Mlps):
         q, k, v = self.queries_keys_values(x)
         if c.cache is not None:
             k, v = cached(ops, c.cache, k, v)
-        if c.attention == "eager":
+        if c.attention.kernel == "eager":
             core = self.eager(q, k, v, softmax_in_fp32=self.softmax_in_fp32)
         else:
             core = self.scaled_dot_product(q, k, v)
         attended = self.linear(core, "attention.o_proj", ("d", "d"), ("b", "s", "d"))
-        attended = ops.dropout(attended, "attention dropout", c.residual_dropout)
+        attended = ops.dropout(attended, "attention dropout", c.residual.dropout)
         self.tape.still_referenced(x, q, k, v)
         return attended
 
@@ -58,6 +58,6 @@ class Gpt2(Mlps):
             self.linear(x, "attention.qkv_proj", ("3·d", "d"), ("b", "s", "3·d")), (heads, heads, heads), "q, k, v"
         )
         # gradients of q and v come by head; that of k is transposed, which is a view of rows
-        if self.c.attention == "eager":
+        if self.c.attention.kernel == "eager":
             v, q = ops.restrided_view(v, "v"), ops.restrided_view(q, "q")
         return q, k, v

@@ -23,21 +23,23 @@ class Falcon(Rotary, Mlps):
     @classmethod
     def lacks_kernel(cls, c: BlockStructure) -> str:
         """Return why PyTorch does not run a kernel: flash takes no mask, and Falcon does not set enable_gqa."""
-        if c.attention in ("flash", "math"):
+        if c.attention.kernel in ("flash", "math"):
             return "because its layers always have a mask"
-        shares = c.single_key_head and not (c.parallel_block and c.norms_per_layer == 2)
-        return "because it has one key head for all queries" if shares and c.attention != "eager" else ""
+        shares = c.attention.single_key_head and not (c.residual.parallel and c.residual.norms == 2)
+        return "because it has one key head for all queries" if shares and c.attention.kernel != "eager" else ""
 
     @property
     def new_architecture(self) -> bool:
         """Falcon-40B's decoder: grouped heads, or two parallel norms."""
         c = self.c
-        return (c.parallel_block and c.norms_per_layer == 2) or (c.grouped and not c.single_key_head)
+        return (c.residual.parallel and c.residual.norms == 2) or (
+            c.attention.grouped and not c.attention.single_key_head
+        )
 
     @property
     def alibi(self) -> bool:
         """Whether positions are a bias added to scores (Falcon-RW)."""
-        return self.c.position == "alibi"
+        return self.c.position.kind == "alibi"
 
     @property
     def mask(self) -> Shape:
@@ -54,9 +56,9 @@ class Falcon(Rotary, Mlps):
         super().shared_tables()
         c = self.c
         if self.alibi:
-            self.tape.names.add(self.shared_table("tokens that count", ("b", "s"), "int64").storage)
-            self.name_table(self.shared_table("alibi", ("b", "h", "s"), c.embedded))
-        if c.attention == "eager":
+            self.tape.live.names.add(self.shared_table("tokens that count", ("b", "s"), "int64").storage)
+            self.name_table(self.shared_table("alibi", ("b", "h", "s"), c.dtypes.embedded))
+        if c.attention.kernel == "eager":
             return
         if self.alibi:
             self.mask_with_alibi()
@@ -66,41 +68,41 @@ class Falcon(Rotary, Mlps):
     def mask_with_alibi(self) -> None:
         """Write the mask with ALiBi, saved unless the kernel copies it to another dtype or longer rows."""
         c, tape = self.c, self.tape
-        sizes = {"length": "s", "item_bytes": DTYPE_BYTES[c.embedded], "heads": "h"}
+        sizes = {"length": "s", "item_bytes": DTYPE_BYTES[c.dtypes.embedded], "heads": "h"}
         for name, rule, kept in (
-            ("mask with alibi", operator_workspaces.mask_of_rows_in_eights, not c.autocast),
+            ("mask with alibi", operator_workspaces.mask_of_rows_in_eights, not c.dtypes.autocast),
             ("mask with alibi before padding", operator_workspaces.mask_before_padding, False),
         ):
             filled = operator_workspaces.named(rule, **sizes)
             storage = tape.store(
                 name, (), "uint8", self.citation, rule=filled, component=Component.TEMPORARIES, table=SharedTable(name)
             )
-            tape.record(Node(name, (), (Tensor(storage, self.mask, c.embedded, grad=False),), (), ()))
-            self.name_argument(storage, stays=kept or c.checkpoints_layers)
+            tape.record(Node(name, (), (Tensor(storage, self.mask, c.dtypes.embedded, grad=False),), (), ()))
+            self.name_argument(storage, stays=kept or c.saving.checkpoints_layers)
 
     def layer(self) -> Tensor:
         """Attention and MLP in parallel, with one norm or two; or sequentially."""
         c, ops = self.c, self.ops
         x = residual = self.entry()
         normed = given = self.norm(x, "input_norm", "d")
-        if c.parallel_block and c.norms_per_layer == 2:
+        if c.residual.parallel and c.residual.norms == 2:
             given = self.norm(x, "post_attention_norm", "d")
         attended = self.attention(normed)
-        if not c.parallel_block:
-            dropped = ops.dropout(attended, "attention dropout", c.attention_dropout)
+        if not c.residual.parallel:
+            dropped = ops.dropout(attended, "attention dropout", c.attention.dropout)
             residual = ops.add(x, dropped, "attention sum")
             self.tape.still_referenced(dropped)
             given = self.norm(residual, "post_attention_norm", "d")
         total = made = self.mlp(given)
-        if c.parallel_block:
+        if c.residual.parallel:
             total = ops.add_in_place(made, attended, "mlp output + attention output")
-        output = ops.add(residual, ops.dropout(total, "mlp dropout", c.residual_dropout), "layer output")
+        output = ops.add(residual, ops.dropout(total, "mlp dropout", c.residual.dropout), "layer output")
         self.tape.still_referenced(normed, given, attended, made)
         return output
 
     def mlp(self, x: Tensor) -> Tensor:
         """FalconMLP."""
-        inner, bias = "4·d" if self.c.usual_intermediate_size else "F", self.c.mlp_bias
+        inner, bias = self.c.mlp.width, self.c.mlp.bias
         up = self.linear(x, "mlp.up_proj", (inner, "d"), ("b", "s", inner), bias=bias)
         return self.linear(self.act(up, "mlp."), "mlp.down_proj", ("d", inner), ("b", "s", "d"), bias=bias)
 
@@ -109,26 +111,26 @@ class Falcon(Rotary, Mlps):
 
         Autocast caches only casts of leaves; a transposed weight is no leaf. The bias is not cast.
         """
-        region = set(self.tape.region)
+        region = set(self.tape.live.region)
         y = self.ops.linear(x, module, weight, out, bias=bias, apart=True)
-        if self.c.adapters is None:  # adapters' weights are leaves
-            self.tape.region = region
+        if self.c.linears.adapters is None:  # adapters' weights are leaves
+            self.tape.live.region = region
         return y
 
     def attention(self, x: Tensor) -> Tensor:
         """FalconAttention.forward; a variable references the fused qkv until it returns."""
         c = self.c
-        width = "(h+2·h_kv)·d_h" if c.grouped else "3·d"
-        qkv = self.linear(x, "attention.qkv_proj", (width, "d"), ("b", "s", width), bias=c.qkv_bias)
+        width = "(h+2·h_kv)·d_h" if c.attention.grouped else "3·d"
+        qkv = self.linear(x, "attention.qkv_proj", (width, "d"), ("b", "s", width), bias=c.projections.bias)
         q, k, v = self.heads(qkv)
         if not self.alibi:
             given = (q, k)
             q, k = self.positioned(q, k)
             self.tape.still_referenced(*given)
         by_token, *names = (
-            self.by_products(q, k, v, x.dtype) if c.attention == "eager" else (self.in_one_kernel(q, k, v),)
+            self.by_products(q, k, v, x.dtype) if c.attention.kernel == "eager" else (self.in_one_kernel(q, k, v),)
         )
-        y = self.linear(by_token, "attention.o_proj", ("d", "d"), ("b", "s", "d"), bias=c.output_bias)
+        y = self.linear(by_token, "attention.o_proj", ("d", "d"), ("b", "s", "d"), bias=c.projections.output_bias)
         self.tape.still_referenced(x, qkv, by_token, q, k, v, *names)
         return y
 
@@ -136,13 +138,13 @@ class Falcon(Rotary, Mlps):
         """scaled_dot_product_attention with a boolean mask, or with an additive mask that includes ALiBi."""
         if not self.alibi:
             return self.ops.efficient_attention(q, k, v, "h", "d_h", "s", masked=True)
-        mask = Tensor(-1, MAP, self.c.embedded, grad=False)
+        mask = Tensor(-1, MAP, self.c.dtypes.embedded, grad=False)
         return self.ops.efficient_attention(q, k, v, "h", "d_h", "s", added=mask)
 
     def by_products(self, q: Tensor, k: Tensor, v: Tensor, dtype: str) -> tuple[Tensor, ...]:
         """Return attention as separate operators, by token, and the tensors that variables reference."""
         c, ops = self.c, self.ops
-        heads = HEADS if c.single_key_head and not self.new_architecture else ()
+        heads = HEADS if c.attention.single_key_head and not self.new_architecture else ()
         copies = ("q by head", "k by head") if c.batched else ("", "")
         scores = ops.matmul(q, k, "scores", MAP, copies, expands=heads)
         probabilities, *names = self.with_alibi(scores, dtype) if self.alibi else self.without(scores)
@@ -155,7 +157,9 @@ class Falcon(Rotary, Mlps):
         """Return the attention probabilities, without dropout."""
         ops = self.ops
         scaled = ops.divide_by_number(scores, "scaled scores")
-        probabilities = ops.softmax(ops.shift(scaled, "masked scores", self.c.embedded), "attention probabilities")
+        probabilities = ops.softmax(
+            ops.shift(scaled, "masked scores", self.c.dtypes.embedded), "attention probabilities"
+        )
         self.tape.still_referenced(scaled)
         return (probabilities,)
 
@@ -163,23 +167,23 @@ class Falcon(Rotary, Mlps):
         """Return dropped-out probabilities; ALiBi is added to fp32 scores, and again as part of the mask."""
         c, ops = self.c, self.ops
         wide = ops.cast(scores, "fp32", "scores in fp32")
-        logits = ops.divide_by_number(ops.shift(wide, "scores + alibi", c.embedded), "scaled scores")
-        masked = ops.shift(logits, "masked scores", c.embedded)
+        logits = ops.divide_by_number(ops.shift(wide, "scores + alibi", c.dtypes.embedded), "scaled scores")
+        masked = ops.shift(logits, "masked scores", c.dtypes.embedded)
         probabilities = ops.softmax(masked, "attention probabilities", dtype)
         self.tape.still_referenced(masked)
-        dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention_dropout)
+        dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention.dropout)
         return dropped, scores, wide, logits
 
     def heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """_split_heads: keys and values of fewer heads are indexed, which copies them."""
         c, ops = self.c, self.ops
-        if not c.grouped and not self.new_architecture:
+        if not c.attention.grouped and not self.new_architecture:
             q, k, v = ops.slices(qkv, (HEADS, HEADS, HEADS), "q, k, v")
             return q, k, v
         shared = ("b", "s", "h_kv", "d_h")
         (q,) = ops.slices(qkv, (HEADS,), "q")
         k, v = (ops.one_row(qkv, shared, f"{name} of each group") for name in ("k", "v"))
-        if c.single_key_head and self.new_architecture:
+        if c.attention.single_key_head and self.new_architecture:
             return q, ops.expanded(k, "k for each head", HEADS), ops.expanded(v, "v for each head", HEADS)
         if not self.new_architecture:
             return q, k, v

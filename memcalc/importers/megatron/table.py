@@ -7,7 +7,7 @@ from typing import Any
 
 from memcalc.frameworks.draft import Draft
 from memcalc.importers.file_format import FileFormat, Meaning, fact, lacking, nothing, overcounted, place_dropout, to
-from memcalc.importers.megatron_parts import (
+from memcalc.importers.megatron.parts import (
     place_attention,
     place_experts,
     place_precision,

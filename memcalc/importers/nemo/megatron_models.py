@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.frameworks.draft import Draft
-from memcalc.importers import megatron
 from memcalc.importers.file_format import FileFormat, Meaning, fact, lacking, nothing, overcounted, to
+from memcalc.importers.megatron import table as megatron
 from memcalc.importers.vocabulary import entries_of, place_vocabulary
 
 _ACTIVATIONS = {

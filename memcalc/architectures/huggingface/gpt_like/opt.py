@@ -18,7 +18,7 @@ class Opt(Mlps):
         """Position ids: the cumulative sum of a mask of ones, minus one."""
         ops, tokens = self.ops, ("b", "s")
         ones = ops.table("ones in place of a mask", tokens, "fp32", self.citation, Component.TEMPORARIES)
-        self.tape.names.add(ones.storage)
+        self.tape.live.names.add(ones.storage)
         counted = ops.table("sums of ones", tokens, "fp32", of=(ones,))
         seen = ops.table("sums where a token is", tokens, "fp32", of=(counted, ones))
         before = ops.table("tokens before", tokens, "fp32", of=(seen,))
@@ -29,19 +29,19 @@ class Opt(Mlps):
 
     def positions(self, ids: Tensor | None) -> Tensor:  # noqa: ARG002
         """OPTLearnedPositionalEmbedding: rows with an offset of two."""
-        return self.ops.embedding("embed_positions", (self.c.position_table, "d"), ("b", "s"), counts=True)
+        return self.ops.embedding("embed_positions", (self.c.position.table, "d"), ("b", "s"), counts=True)
 
     def layer(self) -> Tensor:
         """Attention, then the MLP, with tokens as a matrix; the variable `hidden_states` is rebound at each step."""
         c, ops = self.c, self.ops
-        before = c.final_norm  # do_layer_norm_before
+        before = c.head.norm  # do_layer_norm_before
         x = self.entry()
         attended = self.attention(self.norm(x, "input_norm", "d") if before else x)
-        x = ops.add(x, ops.dropout(attended, "attention dropout", c.residual_dropout), "attention sum")
+        x = ops.add(x, ops.dropout(attended, "attention dropout", c.residual.dropout), "attention sum")
         x = x if before else self.norm(x, "input_norm", "d")
         x = ops.flattened(x, "tokens")
         fed = self.mlp(self.norm(x, "post_attention_norm", "d") if before else x)
-        output = ops.add(x, ops.dropout(fed, "mlp dropout", c.residual_dropout), "layer output")
+        output = ops.add(x, ops.dropout(fed, "mlp dropout", c.residual.dropout), "layer output")
         output = ops.viewed(output, output.shape, "layer output by sequence")
         return output if before else self.norm(output, "post_attention_norm", "d")
 
@@ -51,11 +51,15 @@ class Opt(Mlps):
         width, heads = ("d", "d"), ("b", "s", "h", "d_h")
         parts: dict[str, Tensor] = {}
         for name in ("q", "k", "v"):
-            part = ops.linear(x, f"attention.{name}_proj", width, heads, bias=c.qkv_bias)
+            part = ops.linear(x, f"attention.{name}_proj", width, heads, bias=c.projections.bias)
             part = ops.scale(part, "q scaled") if name == "q" else part
-            parts[name] = ops.restrided_view(part, name) if c.attention == "eager" else part
+            parts[name] = ops.restrided_view(part, name) if c.attention.kernel == "eager" else part
         q, k, v = parts["q"], parts["k"], parts["v"]
-        core = self.eager(q, k, v, softmax_in_fp32=True) if c.attention == "eager" else self.scaled_dot_product(q, k, v)
-        y = ops.linear(core, "attention.o_proj", width, ("b", "s", "d"), bias=c.output_bias)
+        core = (
+            self.eager(q, k, v, softmax_in_fp32=True)
+            if c.attention.kernel == "eager"
+            else self.scaled_dot_product(q, k, v)
+        )
+        y = ops.linear(core, "attention.o_proj", width, ("b", "s", "d"), bias=c.projections.output_bias)
         self.tape.still_referenced(x, q, k, v)
         return y

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memcalc.architectures.huggingface.gpt2 import Gpt2
+from memcalc.architectures.huggingface.gpt_like.gpt2 import Gpt2
 from memcalc.architectures.huggingface.modules.fp32_attention import Fp32Attention
 from memcalc.programs.tape import Tensor
 
@@ -26,7 +26,7 @@ class GptNeo(Fp32Attention, Gpt2):
         )
         q, v = ops.restrided_view(q, "q"), ops.restrided_view(v, "v")
         attended = self.linear(self.attend_in_fp32(q, k, v), "attention.o_proj", ("d", "d"), ("b", "s", "d"))
-        attended = ops.dropout(attended, "attention dropout", c.residual_dropout)
+        attended = ops.dropout(attended, "attention dropout", c.residual.dropout)
         self.tape.still_referenced(x, q, k, v)
         return attended
 

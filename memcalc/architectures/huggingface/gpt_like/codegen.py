@@ -22,10 +22,10 @@ class CodeGen(Mlps):
         x = self.entry()
         normed = ops.layer_norm(x, "input_norm", "d")
         attended = self.attention(normed)
-        inner = "4·d" if c.usual_intermediate_size else "F"
+        inner = c.mlp.width
         up = ops.linear(normed, "mlp.up_proj", (inner, "d"), ("b", "s", inner), bias=True)
         down = ops.linear(self.act(up, "mlp."), "mlp.down_proj", ("d", inner), ("b", "s", "d"), bias=True)
-        fed = ops.dropout(down, "mlp dropout", c.residual_dropout)
+        fed = ops.dropout(down, "mlp dropout", c.residual.dropout)
         output = ops.add(ops.add(attended, fed, "block sum"), x, "layer output")
         self.tape.still_referenced(normed, attended, fed)
         return output
@@ -44,7 +44,7 @@ class CodeGen(Mlps):
         joined: dict[str, Tensor] = {}
         for name, (_, passing) in parts.items():
             joined[name] = ops.concatenate((rotated[name], passing), heads, f"{name} joined")
-        dtype = c.compute if c.autocast else "fp32"
+        dtype = c.dtypes.compute if c.dtypes.autocast else "fp32"
         k_cast, q_cast = (ops.cast(joined[name], dtype, f"{name} for the product") for name in ("k", "q"))
         if c.batched:
             q_read, k_read = ops.copy(q_cast, "q by head"), ops.copy(k_cast, "k by head")
@@ -52,15 +52,15 @@ class CodeGen(Mlps):
             q_read, k_read = q_cast, k_cast
         scores = ops.matmul(q_read, k_read, "scores", scores_shape)
         self.tape.still_referenced(q_cast, k_cast)
-        scores = ops.scale(ops.shift(scores, "masked scores", c.embedded), "scaled scores")
+        scores = ops.scale(ops.shift(scores, "masked scores", c.dtypes.embedded), "scaled scores")
         probabilities = ops.cast(ops.softmax(scores, "attention probabilities"), v.dtype, "probabilities in dtype")
-        dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention_dropout)
+        dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention.dropout)
         self.weights = (dropped,)
         v_read = ops.copy(v, "v by head") if c.batched else v
         core = ops.matmul(dropped, v_read, "attention output", heads)
         core = ops.copy(core, "attention output by token", reorders=c.batched)
         attended = ops.linear(core, "attention.o_proj", ("d", "d"), ("b", "s", "d"), bias=False)
-        attended = ops.dropout(attended, "attention dropout", c.residual_dropout)
+        attended = ops.dropout(attended, "attention dropout", c.residual.dropout)
         self.tape.still_referenced(qkv, q, k, v, tables, *rotated.values(), *joined.values())
         return attended
 
