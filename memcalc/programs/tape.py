@@ -194,7 +194,7 @@ class CheckpointSegment(NamedTuple):
         return self.inputs if self.inputs_on_host else ()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class LiveTensors:
     """Storages that stay live although no operator of the block's forward reads them any more.
 
@@ -215,7 +215,7 @@ class LiveTensors:
     handed: set[int] = field(default_factory=set)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class ParameterGradients:
     """Parameter gradients that are sums over several operators, or over two blocks with one weight (tied).
 
@@ -232,7 +232,7 @@ class ParameterGradients:
     tied_sum: int = -1
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Checkpoints:
     """Checkpoints of a block, and how they recompute.
 
@@ -253,7 +253,7 @@ class Checkpoints:
         return {position: segment for segment in self.segments for position in range(segment.start, segment.stop)}
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Tape:
     """Recorder of operators. Block authors call the methods of `Operators`, which calls `record`.
 
