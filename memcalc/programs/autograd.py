@@ -301,7 +301,9 @@ class Backward:
     def outgoing(self, node: Node, incoming: list[PendingGradient]) -> list[tuple[Tensor, PendingGradient]]:
         """Allocate the gradients of an operator's inputs, in order; return them with their tensors."""
         found: list[tuple[Tensor, PendingGradient]] = []
-        overwritten, prepared = iter(node.saved), iter(node.backward.prepared)
+        # Copies from the host are overwritten, too.
+        overwritten = iter((*node.saved, *node.backward.copied_from_host))
+        prepared = iter(node.backward.prepared)
         early = node.backward.frees_early
         for tensor, kind in zip(node.inputs, node.gradients, strict=True):
             written_over = next(overwritten) if kind == IN_PLACE else None

@@ -170,3 +170,16 @@ def test_experts_save_the_rows_that_rounding_added() -> None:
     assert sum(s in ((1, 70, 8, 1024), (560, 1024)) for s, _ in rows) == 2
     assert sum(dtype == "int64" and s == (1, 70, 8) for s, dtype in rows) == 4
     assert rows.count(((1, 70, 32), "fp32")) == 2
+
+
+def test_ligers_kernels_overwrite_the_copies_from_the_host() -> None:
+    """Their backward writes the gradients of gate and up over the saved tensors, here over copies of them."""
+    given = ("implementation=huggingface", "recipe=pure", "b=2", "s=1024", "num_layers=2", "V=512")
+    torchs, ligers = (
+        memcalc.estimate("llama-3.2-1b", *given, "offload_activations=pinned", f"kernels={kernels}").ledger
+        for kernels in ("torch", "liger")
+    )
+
+    copies = {row.tensor: row.bytes for row in ligers.live_rows("backward_2") if row.tensor.endswith("output, saved")}
+    assert copies == {"mlp.gate_proj output, saved": 2 * 1024 * 8192 * 2}
+    assert ligers.totals["backward_2"] < torchs.totals["backward_2"]
