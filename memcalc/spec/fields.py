@@ -249,13 +249,21 @@ def _unknown(key: str, block: str, fields: list[str], where: str, unlisted: Sequ
 
 
 def nearest(name: str, known: list[str]) -> str | None:
-    """Return the known name closest to `name`, by its words, then by its letters; None if none is close."""
+    """Return the known name closest to `name`, by its words, then by its letters; None if none is close.
+
+    A field of the block that `name` begins with has to be close in its own name.
+    """
     import difflib  # imported late: only for error messages
 
-    name = name[:80]
+    name, cutoff = name[:80], 0.6
     words = set(name.split("_"))
-    matches = difflib.get_close_matches(name, known, n=8, cutoff=0.6)  # the closest first, which max() keeps
+    matches = difflib.get_close_matches(name, known, n=8, cutoff=cutoff)  # the closest first, which max() keeps
     whole = max((each for each in known if name.startswith(f"{each}_")), key=len, default=None)
+    if whole is not None:
+        begin = len(whole) + 1
+        others = [each for each in matches if not each.startswith(f"{whole}.")]
+        own = difflib.get_close_matches(name[begin:], [each[begin:] for each in matches], n=8, cutoff=cutoff)
+        matches = [each for each in matches if each in others or each[begin:] in own]
     return max(matches, key=lambda each: len(words.intersection(each.split("_"))), default=whole)
 
 

@@ -24,7 +24,7 @@ class Ring(NamedTuple):
     Args:
         ranks: their number, at least 2.
         rotation: whether the keys and values of all ranks are gathered at once, or passed from rank to rank.
-        rank: the rank whose buffers are returned.
+        rank: the rank that has the buffers.
     """
 
     ranks: int
@@ -199,7 +199,7 @@ def backward(sizes: Heads, ring: Ring) -> Script:
         now.bind("value", size.keys)
         now.alias("k", "key")
         now.alias("v", "value")
-    by_head = ring.rank < ring.ranks - 1  # the merged output is a concatenation, whose layout is by head
+    by_head = ring.rank < ring.ranks - 1  # the merged output is a concatenation, with the layout by head
     for block in range(ring.ranks):
         partial = ring.is_partial(block)
         parts = 2 if partial else 1

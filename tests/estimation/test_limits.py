@@ -19,7 +19,8 @@ RING = "the ring buffers of keys and values under context parallelism"
     [
         ("gpt2", (), []),
         ("mixtral-8x7b", (), []),  # imbalance is not asked for
-        ("llama-3-8b", ("context_parallel=2",), [RING]),
+        ("llama-3-8b", ("context_parallel=2",), []),
+        ("llama-3-8b", ("context_parallel=2", "implementation=megatron", "recipe=mixed-18"), [RING]),
         ("llama-3-8b", ("context_parallel=2", "context_parallel_method=all-to-all"), []),
         ("llama-3-8b", ("optimizer=adam-4bit",), []),
         (

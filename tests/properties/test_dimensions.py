@@ -102,14 +102,19 @@ def test_the_distributed_optimizer_shards_experts_over_their_own_copies(config: 
 @examples(40)
 @given(llamas(), st.sampled_from([2, 4, 8]), st.sampled_from(["ring", "all-to-all"]))
 def test_context_parallel_ranks_keep_together_what_one_keeps(config: Config, c: int, method: str) -> None:
-    """Every activation is split along the sequence; an exchange of heads keeps attention's output twice."""
+    """Every activation is split along the sequence; attention's output is kept twice: before and after an exchange of
+    heads, and by head and by token where PyTorch's ring attention merges it.
+    """
     whole = held(estimate(config), "loss_1", ACTIVATIONS)
     spread = {"context_parallel": c, "context_parallel_method": method}
     share = held(estimate(config | {"parallelism": spread}), "loss_1", ACTIVATIONS)
 
     training, model = config["training"], config["model"]
     twice = 0
-    if method == "all-to-all" and training["implementation"] == "megatron" and training["recompute"] != "full":
+    copied = method == "ring" and training["implementation"] == "plain" and training["recompute"] == "none"
+    if copied or (
+        method == "all-to-all" and training["implementation"] == "megatron" and training["recompute"] != "full"
+    ):
         twice = model["num_layers"] * 2 * training["micro_batch_size"] * training["sequence_length"] * 64
         # Selective recomputation makes attention's own output again, so that only the exchanged one is kept.
         twice = 0 if training["recompute"] == "selective" else twice

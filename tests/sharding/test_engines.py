@@ -237,7 +237,7 @@ def test_recorded_ranks() -> None:
             ("pipeline_parallel=2", "schedule=zb-h1", "gradient_accumulation_steps=2"),
             "pipeline parallelism with schedule zb-h1",
         ),
-        (("context_parallel=2",), "context parallelism"),
+        (("context_parallel=2", "context_parallel_method=all-to-all"), "context parallelism by an all-to-all"),
         (("engine=fsdp2", "zero_stage=3", "recompute=[[0,1]]"), "layers in one checkpoint segment under FSDP2"),
         (("engine=ddp", "recipe=mixed-20"), "fp32 gradients in addition to autograd's on several ranks"),
         (

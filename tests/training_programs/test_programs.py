@@ -149,7 +149,7 @@ BARS = {
     "accelerate-ddp": (0.3, 0.3),
     "torchtitan": (0.1, 0.1),
     "accelerate-fsdp2": (0.6, 0.2),
-    "trainer-5-fsdp": (0.7, 0.1),
+    "trainer-5-fsdp": (0.2, 0.2),
     "trainer-5-fsdp1-lora": (0.1, 0.1),
     "torchtune": (0.2, 1.3),
     "torchtune-dpo": (0.1, 0.2),

@@ -52,7 +52,7 @@ def test_the_buffers_of_one_rank_are_those_of_pytorch_in_order(record: dict[str,
 
 @pytest.mark.parametrize("rotation", ["ring", "all-gather"])
 @pytest.mark.parametrize("ranks", [2, 4, 8])
-def test_the_counted_rank_has_the_largest_buffers_of_those_whose_output_is_copied(
+def test_the_counted_rank_has_the_largest_buffers_of_those_that_copy_their_output(
     ranks: int, rotation: Rotation
 ) -> None:
     sizes = Heads(2, 16, 4, 1024, 1024, 128, 2)
