@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from memcalc.layout.spec_cache import cached_by_spec
 from memcalc.layout.stages import Stage
+from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Rows
 from memcalc.ledger.row import Row
 from memcalc.ledger.row_drafts import BIT, EVALUATION, RowDraft, mask_of, phases_of, run_phases
@@ -18,7 +19,7 @@ from memcalc.simulation.recorded_step import PassPeak, RecordedPasses, recorded_
 from memcalc.spec.hardware.gpus import GpuSpec
 from memcalc.spec.spec import Spec
 from memcalc.states.communication_buffers import communication_buffers
-from memcalc.states.model_states import state_totals
+from memcalc.states.model_states import state_sums, state_totals
 from memcalc.states.persistent import buffers_of_teacher, persistent_rows
 from memcalc.states.upcast_weights import upcast_weights
 
@@ -62,7 +63,12 @@ def transient_rows(spec: Spec, stage: Stage, gpu: GpuSpec | None, remainders: Ma
     return Rows(write, _totals(phases, held, passing, remainders))
 
 
-def peak_bytes(spec: Spec, stage: Stage, gpu: GpuSpec | None, *, tails: bool = True) -> int:
+PASSES = ("forward", "loss", "backward")  # the beginnings of their phases' names
+
+
+def peak_bytes(
+    spec: Spec, stage: Stage, gpu: GpuSpec | None, *, tails: bool = True, earlier_gradients: bool = True
+) -> int:
     """Return the peak allocated bytes of a rank, without the rows of the ledger.
 
     Args:
@@ -71,8 +77,16 @@ def peak_bytes(spec: Spec, stage: Stage, gpu: GpuSpec | None, *, tails: bool = T
         gpu: the GPU, for kernel workspaces that depend on it.
         tails: whether to add the unsplit remainders of model states. Without them the sum is the requested bytes
             rounded up to blocks: no run allocates less.
+        earlier_gradients: whether gradients of earlier micro-batches exist when most micro-batches are in flight.
     """
     states = state_totals(spec, stage, tails=tails)
+    if not earlier_gradients:
+        held = state_sums(spec, stage, tails=tails)
+        gradients = {phase: size for (phase, component), size in held.items() if component is Component.GRADIENTS}
+        states = {
+            phase: size - gradients.get(phase, 0) if phase.startswith(PASSES) else size
+            for phase, size in states.items()
+        }
     return max(_totals(run_phases(spec), _held(spec, stage, gpu), _peaks(spec, stage, gpu), states).values())
 
 

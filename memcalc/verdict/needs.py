@@ -96,7 +96,7 @@ def least_bytes(spec: Spec, gpu: GpuSpec | None, limit: int | None = None, *, ta
     for stage in stages:
         if limit is not None and most > limit:
             break
-        most = max(most, peak_bytes(spec, stage, gpu, tails=tails) + outside)
+        most = max(most, _least_peak(spec, stage, gpu, tails=tails) + outside)
     return most
 
 
@@ -183,7 +183,20 @@ def _least_allocated(spec: Spec, gpu: GpuSpec | None, stage: Stage) -> int:
     """Return a lower bound of a rank's allocated peak in bytes."""
     if spec.inference is not None:
         return generation_bytes(spec, stage, gpu)
-    return peak_bytes(spec, stage, gpu, tails=False)
+    return max(state_peak(spec, stage), _least_peak(spec, stage, gpu, tails=False))
+
+
+def _least_peak(spec: Spec, stage: Stage, gpu: GpuSpec | None, *, tails: bool) -> int:
+    """Return what a rank of a stage allocates at least at the peak of its formulas.
+
+    These count the most micro-batches in flight beside gradients of earlier ones. With few micro-batches a pipeline has
+    no such moment: 1F1B with no more than stages, and schedules of several chunks with fewer than twice as many. There
+    the gradients are left out.
+    """
+    parallelism, micro_batches = spec.parallelism, spec.training.gradient_accumulation_steps
+    stages = parallelism.pipeline_parallel
+    enough = micro_batches > stages if parallelism.schedule == "1f1b" else micro_batches >= 2 * stages
+    return peak_bytes(spec, stage, gpu, tails=tails, earlier_gradients=stages == 1 or micro_batches == 1 or enough)
 
 
 def _replayed(spec: Spec, gpu: GpuSpec | None) -> MemoryNeed | None:

@@ -9,12 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import memcalc
+from memcalc.layout.stages import stages_of
 from memcalc.ledger.verdict import Answer, RecordedErrors, Verdict, observed
+from memcalc.simulation.simulated_run import simulate
 from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.spec.limits import Limit
 from memcalc.stream.requests import AllocatorOverhead
 from memcalc.verdict.judge import is_expected_to_fit, judge, size, verdict_of
-from memcalc.verdict.needs import MemoryNeed, least_bytes, need_of
+from memcalc.verdict.needs import MemoryNeed, least_bytes, need_of, outside_bytes
 from memcalc.verdict.recorded_errors import ENOUGH, UNRECORDED, replay_errors, reserve_ratio
 from memcalc.verdict.run_types import kinds_of
 from tests.properties.specs import Config, configs, examples
@@ -214,3 +216,17 @@ def test_records_are_enough_for_common_runs() -> None:
     """No screen of a plain run, or of transformers' modules or LoRA, rests on a convention."""
     for words in ((), ("implementation=huggingface",), ("lora.rank=8",), ("qlora.block_size=64",)):
         assert replay_errors(kinds_of(memcalc.load("gpt2", *words))).runs >= ENOUGH
+
+
+@pytest.mark.parametrize(
+    ("schedule", "micro_batches"), [("1f1b", 4), ("1f1b", 5), ("gpipe", 4), ("interleaved", 4), ("interleaved", 5)]
+)
+def test_a_lower_bound_of_a_pipeline_is_no_more_than_its_replay(schedule: str, micro_batches: int) -> None:
+    """With few micro-batches no gradients exist when the most are in flight, which the formulas count together."""
+    chunks = "virtual_stages=2" if schedule == "interleaved" else "virtual_stages=1"
+    words = ("pipeline_parallel=4", f"schedule={schedule}", chunks, f"global_batch_size={micro_batches}", "b=1")
+    spec = memcalc.load("llama-3.2-1b", *words, "s=2048", "num_layers=16", "recipe=mixed-20", gpu="h100-80gb")
+
+    allocated = max(most for stage in stages_of(spec) for most, _ in simulate(spec, stage=stage).tops.values())
+    gpu = find_gpu("h100-80gb")
+    assert least_bytes(spec, gpu) - outside_bytes(spec, gpu) <= allocated
