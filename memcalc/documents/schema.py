@@ -70,7 +70,7 @@ def config_schema() -> dict[str, Any]:
     sources = {name: _text(words) for name, words in _SOURCES.items()}
     blocks["model"]["properties"] |= sources
     teacher = blocks["training"]["properties"][TEACHER]
-    teacher["anyOf"] = [{"type": "string"}, blocks["model"], {"type": "null"}]
+    teacher["anyOf"] = [{"type": "string"}, {"$ref": "#/properties/model"}, {"type": "null"}]
     names_model = [{"required": [name]} for name in MODEL_SOURCES]
     sizes = {"allOf": [{"anyOf": [{"required": [name]} for name in _spellings(size)]} for size in _SIZES]}
     return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memcalc.ledger.component import Component
 from memcalc.operators.base import Base
-from memcalc.programs import operator_workspaces
+from memcalc.programs.operator_workspaces import named, ring_backward, ring_forward
 from memcalc.programs.tape import NEW, PREPARED, BackwardMemory, ForwardMemory, Node, Tensor
 from memcalc.spec.recipes import DTYPE_BYTES
 
@@ -34,13 +34,10 @@ class RingAttention(Base):
         v, k, q = (self.autocast_input(t, "attention") for t in (v, k, q))
         store = self.tape.store
         sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "length": "s", "rotation": rotation}
+        item_bytes = DTYPE_BYTES[q.dtype]
         blocks, blocks_again = (
-            store(f"attention {what}", (), "uint8", SOURCE, rule=operator_workspaces.named(rule, **sizes, item_bytes=n))
-            for n in (DTYPE_BYTES[q.dtype],)
-            for what, rule in (
-                ("blocks", operator_workspaces.ring_forward),
-                ("backward blocks", operator_workspaces.ring_backward),
-            )
+            store(f"attention {what}", (), "uint8", SOURCE, rule=named(rule, **sizes, item_bytes=item_bytes))
+            for what, rule in (("blocks", ring_forward), ("backward blocks", ring_backward))
         )
         self.tape.record(Node("attention blocks", (q, k, v), (), (), (None,) * 3, forward=ForwardMemory((blocks,))))
         y = self.tape.new("attention output", q.shape, q.dtype, SOURCE)

@@ -327,7 +327,8 @@ def _with_teacher(training: dict[str, Any], folder: Path, source: YamlSource) ->
     try:
         return training | {TEACHER: _model({**origin, "model": own}, folder, source)}
     except InputError as error:
-        raise InputError(error.problem, error.remedy, source.where(("training", TEACHER))) from None
+        what = f"teacher = {describe(named)}: " if isinstance(named, str) else ""
+        raise InputError(what + error.problem, error.remedy, source.where(("training", TEACHER))) from None
 
 
 def _block_of(error: InputError) -> str:

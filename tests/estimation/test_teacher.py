@@ -94,7 +94,8 @@ def test_fields_of_a_block_override_those_of_its_preset() -> None:
         (("loss=fused",), "loss = fused returns no logits, which a teacher is compared with"),
         (("pairs=true",), "pairs = true is not modelled with a teacher"),
         (("tensor_parallel=2",), "tensor_parallel = 2 is not modelled with a teacher"),
-        (("teacher=no-such-model",), "no file, preset or hub id has this name"),
+        (("teacher=no-such-model",), "teacher = 'no-such-model': no file, preset or hub id has this name"),
+        (("teacher=null", "divergence=reverse"), "divergence = reverse needs a teacher. Set teacher, or leave"),
         (("teacher=null", "teacher_dtype=fp32"), "teacher_dtype = fp32 needs a teacher"),
     ],
 )

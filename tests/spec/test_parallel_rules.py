@@ -231,8 +231,8 @@ def of_transformers(model: str, **parallelism: Any) -> str:
 
 def test_accelerates_context_parallelism_drops_masks_so_it_rejects_windows() -> None:
     assert of_transformers("mistral-7b") == (
-        "configuration: parallelism.context_parallel: transformers' layers with a sliding window do not support "
-        "context_parallel: it drops the mask. Set context_parallel: 1, or implementation: plain."
+        "configuration: parallelism.context_parallel: context_parallel = 2 drops the masks of attention, so Accelerate "
+        "rejects layers with a sliding window. Set context_parallel: 1, or implementation: plain."
     )
 
 

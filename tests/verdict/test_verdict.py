@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import memcalc
+from memcalc.estimation.outside_allocator import outside_bytes
 from memcalc.layout.stages import stages_of
 from memcalc.ledger.verdict import Answer, RecordedErrors, Verdict, observed
 from memcalc.simulation.simulated_run import simulate
@@ -16,7 +17,7 @@ from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.spec.limits import Limit
 from memcalc.stream.requests import AllocatorOverhead
 from memcalc.verdict.judge import is_expected_to_fit, judge, size, verdict_of
-from memcalc.verdict.needs import MemoryNeed, least_bytes, need_of, outside_bytes
+from memcalc.verdict.needs import MemoryNeed, least_bytes, need_of
 from memcalc.verdict.recorded_errors import ENOUGH, UNRECORDED, replay_errors, reserve_ratio
 from memcalc.verdict.run_types import kinds_of
 from tests.properties.specs import Config, configs, examples

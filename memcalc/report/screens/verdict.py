@@ -41,6 +41,8 @@ def subject(result: Result | ModuleResult) -> str:
     how = f"{training.optimizer}, {training.attention} attention, recompute {words(training.recompute)}"
     if training.lora is not None:
         how = f"{'QLoRA' if training.finetune == 'qlora' else 'LoRA'} of rank {training.lora.rank}, {how}"
+    if training.teacher is not None:
+        how = f"teacher of {training.teacher.num_layers} layers, {how}"
     program = spec.origin.program or _MODULES[training.implementation]
     if (text := spec.model.transformers_config) is not None:
         program = architecture_of(text) or program

@@ -171,6 +171,7 @@ def context(spec: Spec) -> Iterator[Violation]:
 def _context_of_transformers(spec: Spec) -> Iterator[Violation]:
     """Yield violations of Accelerate's context parallelism (accelerate 1.15, _attach_context_parallel_hooks)."""
     model, key = spec.model, ("parallelism", "context_parallel")
+    given = f"context_parallel = {spec.parallelism.context_parallel}"
     remedy = "Set context_parallel: 1, or implementation: plain."
     if spec.parallelism.context_parallel_method == "all-to-all":
         yield Violation(
@@ -181,12 +182,14 @@ def _context_of_transformers(spec: Spec) -> Iterator[Violation]:
     if windows_among(model)[0]:
         yield Violation(
             key,
-            "transformers' layers with a sliding window do not support context_parallel: it drops the mask.",
+            f"{given} drops the masks of attention, so Accelerate rejects layers with a sliding window.",
             remedy,
         )
     if model.mla is not None or model.linear_attention is not None or model.mamba is not None:
         yield Violation(
-            key, "context_parallel with transformers' modules is modelled with attention of heads alone.", remedy
+            key,
+            f"{given} with transformers' modules is not modelled for latent or linear attention, or for Mamba-2.",
+            remedy,
         )
 
 

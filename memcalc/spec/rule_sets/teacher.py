@@ -19,6 +19,12 @@ def teacher(spec: Spec) -> Iterator[Violation]:
                 f"teacher_dtype = {training.teacher_dtype} needs a teacher.",
                 "Set teacher, or leave teacher_dtype out.",
             )
+        if training.divergence != "forward":
+            yield Violation(
+                ("training", "divergence"),
+                f"divergence = {training.divergence} needs a teacher.",
+                "Set teacher, or leave divergence out.",
+            )
         return
     if training.teacher.vocab_size != model.vocab_size:
         yield Violation(
