@@ -8,7 +8,7 @@ from collections.abc import Hashable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from memcalc.simulation.recorded_step import EXISTING
+from memcalc.simulation.step_recorder import EXISTING
 from memcalc.stream.peaks import IntervalPeak, SizelessStream
 
 
