@@ -9,7 +9,7 @@ from math import inf
 
 from memcalc.estimation.estimate import estimate
 from memcalc.estimation.limits import limits_of
-from memcalc.estimation.outside_allocator import communication_library_bytes, outside_bytes
+from memcalc.estimation.outside_allocator import communication_library_bytes
 from memcalc.ledger.result import DeviceMemory, LargestBatchAndContext, OutsideMemory, RankResult, Result, known
 from memcalc.ledger.verdict import Answer, Interval, Verdict, holding_memory
 from memcalc.simulation.simulated_run import unsupported_reason
@@ -33,14 +33,11 @@ def judge(spec: Spec, limit: int | None = None) -> Verdict:
     if limit is None:
         assert gpu is not None
         limit = gpu.usable_bytes
-    limits, replays = limits_of(spec), can_replay(spec)
-    # Formulas estimate the remainders of model states, but a replay is exact: only its lower bound may be used here.
-    least = least_bytes(spec, gpu, limit, tails=not replays)
+    limits, least = limits_of(spec), least_bytes(spec, gpu, limit)
     known = _decided(least, limit, limits)
     if known is not None:
         return known
-    need = need_of(spec, gpu) if replays else recorded_need(spec, gpu, least - outside_bytes(spec, gpu))
-    return verdict_of(need, gpu, limit, least, limits)
+    return verdict_of(need_of(spec, gpu), gpu, limit, least, limits)
 
 
 def is_expected_to_fit(spec: Spec) -> bool:

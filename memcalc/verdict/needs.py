@@ -73,14 +73,13 @@ class MemoryNeed(NamedTuple):
         return self.outside_bytes + ceil(self.most_reserved_bytes * (1 + self.errors.high))
 
 
-def least_bytes(spec: Spec, gpu: GpuSpec | None, limit: int | None = None, *, tails: bool = False) -> int:
+def least_bytes(spec: Spec, gpu: GpuSpec | None, limit: int | None = None) -> int:
     """Return a lower bound of device memory: live requests of the worst rank, its context and communication library.
 
     Args:
         spec: the run.
         gpu: its GPU, if it has one.
         limit: stop at the first stage that exceeds this; the result then exceeds it, too, but is not the maximum.
-        tails: include the remainders of model states that the allocator is expected not to split off.
 
     Raises:
         InputError: there are no formulas for this family.
@@ -96,7 +95,7 @@ def least_bytes(spec: Spec, gpu: GpuSpec | None, limit: int | None = None, *, ta
     for stage in stages:
         if limit is not None and most > limit:
             break
-        most = max(most, _least_peak(spec, stage, gpu, tails=tails) + outside)
+        most = max(most, _least_peak(spec, stage, gpu) + outside)
     return most
 
 
@@ -183,10 +182,10 @@ def _least_allocated(spec: Spec, gpu: GpuSpec | None, stage: Stage) -> int:
     """Return a lower bound of a rank's allocated peak in bytes."""
     if spec.inference is not None:
         return generation_bytes(spec, stage, gpu)
-    return max(state_peak(spec, stage), _least_peak(spec, stage, gpu, tails=False))
+    return max(state_peak(spec, stage), _least_peak(spec, stage, gpu))
 
 
-def _least_peak(spec: Spec, stage: Stage, gpu: GpuSpec | None, *, tails: bool) -> int:
+def _least_peak(spec: Spec, stage: Stage, gpu: GpuSpec | None) -> int:
     """Return what a rank of a stage allocates at least at the peak of its formulas.
 
     These count the most micro-batches in flight beside gradients of earlier ones. With few micro-batches a pipeline has
@@ -196,7 +195,7 @@ def _least_peak(spec: Spec, stage: Stage, gpu: GpuSpec | None, *, tails: bool) -
     parallelism, micro_batches = spec.parallelism, spec.training.gradient_accumulation_steps
     stages = parallelism.pipeline_parallel
     enough = micro_batches > stages if parallelism.schedule == "1f1b" else micro_batches >= 2 * stages
-    return peak_bytes(spec, stage, gpu, tails=tails, earlier_gradients=stages == 1 or micro_batches == 1 or enough)
+    return peak_bytes(spec, stage, gpu, tails=False, earlier_gradients=stages == 1 or micro_batches == 1 or enough)
 
 
 def _replayed(spec: Spec, gpu: GpuSpec | None) -> MemoryNeed | None:

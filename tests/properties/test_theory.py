@@ -15,7 +15,7 @@ from memcalc.layout.stages import stages_of
 from memcalc.ledger.component import Component
 from memcalc.ledger.row import Row
 from memcalc.ledger.textbook import zero_model_state_bytes
-from memcalc.simulation import recorded_step
+from memcalc.simulation import step_recorder
 from memcalc.simulation.layer_loops import LayerLoop
 from tests.properties.specs import (
     TWO_GROUPS,
@@ -101,7 +101,7 @@ def test_loops_of_layers_are_the_layers_one_by_one(config: Config, plan: list[bo
         config["training"]["recompute"] = [layer for layer in range(layers) if plan[layer]]
     found = totals(config)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recorded_step, "loops_of", lambda _, plan: (LayerLoop(plan),))
+        patch.setattr(step_recorder, "loops_of", lambda _, plan: (LayerLoop(plan),))
         exhaustive = totals(config)
 
     assert found == exhaustive
