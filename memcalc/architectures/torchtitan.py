@@ -98,9 +98,8 @@ class TorchtitanLayer:
             kv, heads = h, ("b", "s", h, "d_h")
             k, v = ops.copy(k, "k for each head", heads), ops.copy(v, "v for each head", heads)
         if c.attention.rotation:
-            core = ops.copy(
-                ops.ring_attention(q, k, v, h, kv, "d_h", c.attention.rotation), "attention output by token"
-            )
+            core = ops.ring_attention(q, k, v, h, kv, "d_h", c.attention.rotation)
+            core = ops.ring_output_by_token(core, h, "d_h")
         else:
             core = ops.flash_attention(q, k, v, h, kv, "d_h", "s", splits=True)
         out = split.row(core, "attention.o_proj", ("d", width), bias=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from memcalc.layout.adapters import adapters_of
+from memcalc.layout.sequence_sharding import rank_with_most
 from memcalc.layout.weight_layout import weight_layout
 from memcalc.spec.hardware.gpus import GpuSpec
 from memcalc.spec.hardware.kernels import multiprocessors
@@ -67,6 +68,7 @@ MEANINGS = {
     "t_e": "ranks that shard each expert",
     "e": "expert-parallel ranks",
     "c": "context-parallel ranks",
+    "c_i": "index of a context-parallel rank",
     "r": "rank of an adapter",
     "r_qkv": "rank of a joint adapter for q, k and v",
     "d_qkv": "outputs of a joint adapter for q, k and v",
@@ -223,6 +225,7 @@ def symbol_values(spec: Spec, gpu: GpuSpec | None) -> dict[str, int]:
         values["s_Q+1"] = values["s_Q"] + 1
     values["s/t"] = -(-s // parallelism.tensor_parallel)
     values["c"] = parallelism.context_parallel
+    values["c_i"] = rank_with_most(values["c"])
     values["s/c"] = -(-s // parallelism.context_parallel)
     values["s/(c·t)"] = -(-values["s/c"] // parallelism.tensor_parallel)
     if spec.model.moe is not None:

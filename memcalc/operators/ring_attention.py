@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from memcalc.ledger.component import Component
 from memcalc.operators.base import Base
-from memcalc.programs.operator_workspaces import named, ring_backward, ring_forward
-from memcalc.programs.tape import NEW, PREPARED, BackwardMemory, ForwardMemory, Node, Tensor
+from memcalc.programs.operator_workspaces import named, ring_backward, ring_forward, ring_output_by_token
+from memcalc.programs.tape import NEW, PREPARED, SAME, BackwardMemory, ForwardMemory, Node, Tensor
 from memcalc.spec.recipes import DTYPE_BYTES
 
 SOURCE = "torch distributed/tensor/experimental/_context_parallel/_attention.py"
@@ -62,3 +62,11 @@ class RingAttention(Base):
         )
         self.tape.record(node)
         return y
+
+    def ring_output_by_token(self, y: Tensor, heads: str, head_dim: str) -> Tensor:
+        """A copy of the output with the heads of each token together, which the last rank's output has already."""
+        name, item_bytes = "attention output by token", DTYPE_BYTES[y.dtype]
+        rule = named(ring_output_by_token, heads=heads, head_dim=head_dim, length="s", item_bytes=item_bytes)
+        copy = Tensor(self.tape.store(name, y.shape, y.dtype, "aten::clone", rule=rule), y.shape, y.dtype)
+        self.tape.record(Node(name, (y,), (copy,), (), (SAME,)))
+        return copy

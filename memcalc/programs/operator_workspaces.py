@@ -25,7 +25,7 @@ from memcalc.workspaces import (
     sorting,
 )
 from memcalc.workspaces.multiprocessors import Multiprocessors
-from memcalc.workspaces.ring_attention import Ring, Rotation, rank_with_most
+from memcalc.workspaces.ring_attention import Ring, Rotation
 
 Values = Mapping[str, int]
 
@@ -152,10 +152,9 @@ def ring_forward(
 ) -> Script:
     """blocks of ring attention in forward: keys and values of other ranks, and outputs merged in fp32
 
-    torch 2.13 distributed/tensor/experimental/_context_parallel/_attention.py (_templated_ring_attention), of the rank
-    that needs most.
+    torch 2.13 distributed/tensor/experimental/_context_parallel/_attention.py (_templated_ring_attention).
     """
-    ring = Ring(values["c"], rotation, rank_with_most(values["c"]))
+    ring = Ring(values["c"], rotation, values["c_i"])
     return ring_attention.forward(_heads(values, heads, kv_heads, head_dim, length, item_bytes), ring, values["sms"])
 
 
@@ -165,11 +164,20 @@ def ring_backward(
 ) -> Script:
     """blocks of ring attention in backward: keys and values of other ranks, and gradients summed in fp32
 
-    torch 2.13 distributed/tensor/experimental/_context_parallel/_attention.py (_templated_ring_attention_backward), of
-    the rank that needs most.
+    torch 2.13 distributed/tensor/experimental/_context_parallel/_attention.py (_templated_ring_attention_backward).
     """
-    ring = Ring(values["c"], rotation, rank_with_most(values["c"]))
+    ring = Ring(values["c"], rotation, values["c_i"])
     return ring_attention.backward(_heads(values, heads, kv_heads, head_dim, length, item_bytes), ring)
+
+
+def ring_output_by_token(values: Values, heads: str, head_dim: str, length: str, item_bytes: int) -> int:
+    """copy of ring attention's output by token: b·s·h·d_h elements
+
+    The last rank's output has that order already: it is not a concatenation of halves by head
+    (_SDPAMerger.results).
+    """
+    elements = product(values, ("b", length, heads, head_dim))
+    return 0 if values["c_i"] == values["c"] - 1 else elements * item_bytes
 
 
 @most_of

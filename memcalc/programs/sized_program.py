@@ -88,9 +88,16 @@ def sizer_of(values: Mapping[str, int]) -> ProgramSizer:
     return _sizer_of(tuple(values.items()))
 
 
-def run_sizer(spec: Spec, gpu: GpuSpec | None) -> ProgramSizer:
-    """Return the sizer for the symbols of a run on a GPU; None: the GPU that workspaces are assumed for."""
-    return sizer_of(symbol_values(spec, gpu))
+def run_sizer(spec: Spec, gpu: GpuSpec | None, rank_in_ring: int | None = None) -> ProgramSizer:
+    """Return the sizer for the symbols of a run.
+
+    Args:
+        spec: the run.
+        gpu: its GPU; None: the one that workspaces are assumed for.
+        rank_in_ring: the rank in the ring of context parallelism; None: the one that allocates most.
+    """
+    values = symbol_values(spec, gpu)
+    return sizer_of(values if rank_in_ring is None else values | {"c_i": rank_in_ring})
 
 
 @lru_cache(maxsize=64)

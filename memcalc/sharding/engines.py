@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from memcalc.architectures.catalogue import GradientPolicy
 from memcalc.layout.local_parameters import LocalParameter
+from memcalc.layout.sequence_sharding import has_ring_attention
 from memcalc.sharding.ddp import DDP
 from memcalc.sharding.deepspeed import deepspeed_engine
 from memcalc.sharding.engine import ROOT, Engine
@@ -124,14 +125,19 @@ def _megatron_buffers(spec: Spec) -> MegatronBuffers:
 
 
 def ranks_to_replay(spec: Spec) -> tuple[int | None, ...]:
-    """Return the data-parallel ranks that are replayed for a verdict, first the one with the most memory (None).
+    """Return the ranks that are replayed for a verdict, first the one with the most memory (None).
 
-    All ranks have the same requests, except in two cases. Under DeepSpeed's stage 2 all gradients of a rank are
-    allocated when the first of them is reduced: the last rank allocates most, but others may reserve up to 17 % more,
-    because their gradients are allocated later, when free blocks are smaller. Under Megatron-Core's distributed
-    optimizer each rank updates other parts of parameters. Of many ranks, SAMPLED_RANKS evenly spaced ones and the last
-    are replayed.
+    All data-parallel ranks have the same requests, except in two cases. Under DeepSpeed's stage 2 all gradients of a
+    rank are allocated when the first of them is reduced: the last rank allocates most, but others may reserve up to
+    17 % more, because their gradients are allocated later, when free blocks are smaller. Under Megatron-Core's
+    distributed optimizer each rank updates other parts of parameters. Of many ranks, SAMPLED_RANKS evenly spaced ones
+    and the last are replayed.
+
+    Of the ranks that share a sequence by ring attention, the last one allocates less than the one before, but may
+    reserve more.
     """
+    if has_ring_attention(spec):
+        return None, spec.parallelism.context_parallel - 1
     options = state_options(spec)
     ranks = options.data_parallel
     of_deepspeed = options.engine == "deepspeed" and options.zero_stage == 2

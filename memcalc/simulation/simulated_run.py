@@ -71,7 +71,7 @@ def run_requests(
     Args:
         spec: the run.
         stage: of its ranks the ones of this pipeline stage; None: the first.
-        rank: the data-parallel rank; None: the one that holds most.
+        rank: the rank, as in `ranks_to_replay`; None: the one that holds most.
         lengths: sequence length of each micro-batch, one of `batch_lengths.orders_of(spec)`; empty: all are of the
             same length. There are as many steps as these need, but at least three.
     """
@@ -103,7 +103,7 @@ def simulate(spec: Spec, alloc_conf: str = "", stage: Stage | None = None, rank:
         spec: the run.
         alloc_conf: settings as PYTORCH_CUDA_ALLOC_CONF; empty: those of the run.
         stage: the pipeline stage; None: the first one.
-        rank: the data-parallel rank; None: the one that holds most.
+        rank: the rank, as in `ranks_to_replay`; None: the one that holds most.
 
     Raises:
         InputError: the PyTorch version does not accept these settings.
@@ -148,7 +148,7 @@ class SimulatedRun:
         spec: the run.
         requests: where they are recorded.
         stage: the pipeline stage; None: the first.
-        rank: the data-parallel rank; None: the one that holds most.
+        rank: the rank, as in `ranks_to_replay`; None: the one that holds most.
         lengths: sequence length of each micro-batch; empty: all are of the same length.
     """
 
@@ -163,6 +163,7 @@ class SimulatedRun:
         lengths: tuple[int, ...] = (),
     ) -> None:
         self.spec, self.stage, self.choice = spec, stage or stages_of(spec)[0], state_options(spec)
+        self.rank_in_ring = rank if has_ring_attention(spec) else None
         self.lengths, self.next_lengths = lengths, cycle(lengths or (spec.training.sequence_length,))
         self.card = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
         self.workspace = workspace("forward", spec, self.card, 0)
@@ -323,7 +324,7 @@ class SimulatedRun:
             run = with_length(self.spec, self.length)
             plan = plan_of(run)
             arriving = arriving_gradients(run, self.engine, exist=exist)
-            parts = StageBlocks(run, self.stage, run_sizer(run, self.card), arriving, plan)
+            parts = StageBlocks(run, self.stage, run_sizer(run, self.card, self.rank_in_ring), arriving, plan)
             known = self.kinds.get(key)
             passing = (
                 known.passing
@@ -375,7 +376,7 @@ class SimulatedRun:
         arriving = gradient_policy(run, exist=False, sharded=False)
         plan = items_of((), run.model.num_layers)
         stage, parameters = (self.stage, self.parameters) if teacher is None else (teacher.stage, teacher.parameters)
-        sizer = run_sizer(run, self.card)
+        sizer = run_sizer(run, self.card, self.rank_in_ring)
         parts = StageBlocks(
             run, stage, sizer, arriving, plan, without_gradients=True, without_adapters=without_adapters
         )

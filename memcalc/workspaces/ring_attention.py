@@ -36,15 +36,6 @@ class Ring(NamedTuple):
         return block > self.rank
 
 
-def rank_with_most(ranks: int) -> int:
-    """Return the rank with the largest buffers.
-
-    The last one has no partial block, so its output needs no copy in the order of tokens. The one before has blocks
-    of all queries, as far as there are three ranks, and a partial one.
-    """
-    return ranks - 2
-
-
 class _Variables:
     """Buffers by the Python variables that reference them; a buffer is freed with its last reference."""
 

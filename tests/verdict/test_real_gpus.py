@@ -77,6 +77,7 @@ def test_a_rank_between_the_first_and_the_last_decides_where_it_runs_out_of_memo
         ("engine=deepspeed zero_stage=1 data_parallel=8", (None,)),
         ("engine=deepspeed zero_stage=3 data_parallel=8", (None,)),
         ("engine=fsdp2 zero_stage=3 data_parallel=8", (None,)),
+        ("engine=fsdp2 zero_stage=3 context_parallel=4 context_parallel_method=ring", (None, 3)),
         ("data_parallel=1", (None,)),
     ],
 )

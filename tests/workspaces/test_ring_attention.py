@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from memcalc.layout.sequence_sharding import rank_with_most
+from memcalc.programs.operator_workspaces import ring_output_by_token
 from memcalc.workspaces.attention import Heads
-from memcalc.workspaces.ring_attention import Ring, Rotation, backward, forward, rank_with_most
+from memcalc.workspaces.ring_attention import Ring, Rotation, backward, forward
 
 RECORDING = Path(__file__).parents[2] / "benchmarks" / "recordings" / "ring-attention" / "torch-2.13.0.jsonl"
 RECORDS = [json.loads(line) for line in RECORDING.read_text().splitlines()]
@@ -61,3 +63,10 @@ def test_the_counted_rank_has_the_largest_buffers_of_those_that_copy_their_outpu
         ring = counted._replace(rank=rank)
         assert top(forward(sizes, ring, H100_MULTIPROCESSORS)) <= top(forward(sizes, counted, H100_MULTIPROCESSORS))
         assert top(backward(sizes, ring)) <= top(backward(sizes, counted))
+
+
+def test_the_last_rank_needs_no_copy_of_its_output_by_token() -> None:
+    """A program of transformers reserved 4,336 MiB on its last rank, 3,960 MiB on the one before."""
+    values = {"b": 2, "s/c": 256, "h": 32, "d_h": 64, "c": 4}
+    copies = [ring_output_by_token(values | {"c_i": rank}, "h", "d_h", "s/c", item_bytes=2) for rank in range(4)]
+    assert copies == [2 * 256 * 32 * 64 * 2] * 3 + [0]

@@ -375,7 +375,7 @@ class Family:
         heads = ("b", "s", "h", self.head_size)
         if c.attention.rotation:
             core = ops.ring_attention(q, k, v, "h", "h_kv", self.head_size, c.attention.rotation)
-            return ops.copy(core, "attention output by token")
+            return ops.ring_output_by_token(core, "h", self.head_size)
         if c.attention.kernel == "flash" and not c.layer.masked:
             if c.attention.repeats_heads:
                 k, v = (self.repeated(x, name, heads, views=False) for x, name in ((k, "k"), (v, "v")))
