@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from memcalc.estimation.outside_allocator import communication_library_bytes
 from memcalc.layout.parameters import count_parameters
+from memcalc.layout.schedules import ORDERED
 from memcalc.layout.sequence_sharding import has_ring_attention
 from memcalc.layout.weight_layout import split_by_dtensor
 from memcalc.spec.defaults import takes_math_kernel
@@ -23,6 +24,7 @@ from memcalc.spec.model_families.conversion import family_omissions
 from memcalc.spec.spec import Spec
 from memcalc.spec.towers import masks_given_images, tower_trains
 from memcalc.spec.training import LIGER_FAMILIES
+from memcalc.states.pipelining import uses_pipelining
 from memcalc.states.state_options import state_options
 
 # features that no config states
@@ -191,7 +193,8 @@ def _parallel(spec: Spec) -> Iterator[tuple[str, bool]]:
         yield FP8_OMISSIONS[megatron], False
     if parallelism.offload != "none" and parallelism.engine == "deepspeed":  # host memory, not GPU memory
         yield "host pages and pinned memory that DeepSpeed uses in addition to offloaded tensors", False
-    if parallelism.schedule not in ("1f1b", "gpipe"):
+    compared = ORDERED if uses_pipelining(spec) else ("1f1b", "gpipe")
+    if parallelism.schedule not in compared:
         yield (
             f"schedule {parallelism.schedule} was not compared with a run; its paper gives the micro-batches in flight",
             False,

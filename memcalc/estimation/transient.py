@@ -14,7 +14,8 @@ from memcalc.ledger.row_drafts import BIT, EVALUATION, RowDraft, mask_of, phases
 from memcalc.ledger.row_writer import write_rows
 from memcalc.programs.sized_program import ProgramSizer, run_sizer
 from memcalc.sharding.engines import ranks_that_may_hold_most
-from memcalc.simulation.passes import first_workspace, passes_of, pieces_of, starts_of
+from memcalc.simulation.moments import moments_of
+from memcalc.simulation.passes import first_workspace, passes_of, pieces_of
 from memcalc.simulation.recorded_step import PassPeak, RecordedPasses, recorded_evaluation, recorded_step
 from memcalc.spec.hardware.gpus import GpuSpec
 from memcalc.spec.spec import Spec
@@ -42,7 +43,8 @@ class SharedPeakPhases(NamedTuple):
 
     def highest(self) -> PassPeak:
         """Return the peak (the first of equal ones)."""
-        return max((each.peak(self.phase, first=self.first) for each in self.recorded), key=lambda each: each.bytes)
+        found = (each.peak(self.phase, self.mask, first=self.first) for each in self.recorded)
+        return max(found, key=lambda peak: peak.bytes)
 
 
 def transient_rows(spec: Spec, stage: Stage, gpu: GpuSpec | None, remainders: Mapping[str, int]) -> Rows:
@@ -163,9 +165,17 @@ def spans(
     for exist, passes in passes_of(spec, stage, gpu):
         workspace = next((each.workspace for each in passes if each.workspace is not None), None)
         recorded = [
-            recorded_step(spec, chunk, sizer_of, exist=exist, workspace=workspace, rank=rank, start=start)
-            for piece in pieces_of(spec, stage)
-            for chunk, start in starts_of(spec, piece, exist=exist)
+            recorded_step(
+                spec,
+                moment.chunk,
+                sizer_of,
+                exist=exist or moment.is_made,
+                workspace=workspace,
+                rank=rank,
+                after_forward=moment.after_forward,
+                beside=moment.rows(spec, stage),
+            )
+            for moment in moments_of(spec, stage)
             for rank in ranks_that_may_hold_most(spec)
         ]
         for each in passes:

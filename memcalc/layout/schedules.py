@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+ORDERED = ("gpipe", "1f1b", "interleaved")  # the order of their actions is known: memcalc/sharding/schedules.py
+
 
 class ModelChunk(NamedTuple):
     """Consecutive layers on one stage: part number `part`, from 0, of `of` equal parts of the model."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from memcalc.layout.adapters import adapters_of
 from memcalc.layout.schedules import (
+    ORDERED,
     InFlightMicroBatches,
     ModelChunk,
     chunks_in_flight,
@@ -20,11 +21,6 @@ from memcalc.spec.spec import Spec
 from memcalc.spec.training import TrainingSpec
 
 READERS = {"windows": True, "others": False}  # readers of a mask: layers with a sliding window, or without
-
-
-# Where in a step the backward of a micro-batch is: the first one, before which no gradients exist; the second one,
-# right after the first or with a forward between them; or a later one.
-Start = Literal["first", "second", "second, after a forward", "steady"]
 
 
 class Stage(NamedTuple):
@@ -133,6 +129,22 @@ def _piece(layers: int, index: int, chunk: ModelChunk, in_flight: int, in_flight
     stop = first + share + (chunk.part < rest)
     ends = chunk.part == 0, chunk.part == chunk.of - 1
     return Stage(index, first, stop, *ends, in_flight, (), *in_flight_counts)
+
+
+def is_steady(spec: Spec, stage: Stage) -> bool:
+    """Return whether a step has a backward with the most micro-batches in flight, and with all gradients.
+
+    With few micro-batches a pipeline has none: the first backward, which meets no gradients, has the most in flight.
+    Nor does FSDP2 have one with several chunks, which it gathers and reduces in turn. Schedules without a known order
+    are taken as steady.
+    """
+    parallelism, micro_batches = spec.parallelism, spec.training.gradient_accumulation_steps
+    stages = parallelism.pipeline_parallel
+    if stages == 1 or micro_batches * parallelism.virtual_stages == 1 or parallelism.schedule not in ORDERED:
+        return True
+    if parallelism.schedule == "interleaved":
+        return parallelism.engine != "fsdp2" and micro_batches > 2 * stages
+    return micro_batches > stage.in_flight
 
 
 def one_in_flight(stage: Stage) -> Stage:

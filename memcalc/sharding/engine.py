@@ -79,12 +79,6 @@ class Engine:
     def hold_gathered(self) -> None:
         """Record the parameters that earlier micro-batches have left gathered, which are counted elsewhere."""
 
-    def free_existing(self) -> None:
-        """Free the gradients of `existing`: they do not exist yet, although they are counted."""
-
-    def make_sums(self) -> None:
-        """Record the gradients of earlier micro-batches, which are not counted elsewhere."""
-
     def gather_before_backward(self) -> None:
         """Record the parameters that another micro-batch's backward has gathered since the last forward."""
 

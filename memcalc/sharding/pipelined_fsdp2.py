@@ -18,7 +18,6 @@ from memcalc.layout.local_parameters import LocalParameter
 from memcalc.ledger.component import Component
 from memcalc.sharding.engine import EMBEDDING, ROOT, TAIL, Gradient
 from memcalc.sharding.fsdp2 import ALL_GATHER, FSDP2, REDUCE_SCATTER
-from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.states.state_options import StateOptions
 from memcalc.stream.requests import Label, Requests
 
@@ -69,24 +68,6 @@ class PipelinedFSDP2(FSDP2):
 
     def _gathered(self, unit: int, label: Label) -> list[int]:
         return [self.requests.take(size, 0, label) for size in self.sizes[unit][0].parameters]
-
-    def free_existing(self) -> None:
-        """Free the unsharded sums."""
-        for unit, sums in self.unsharded.items():
-            with self.requests.repeat(self.rounds.get(unit, 1)):
-                self.requests.drop(each.storage for each in sums)
-        self.unsharded = {}
-
-    def make_sums(self) -> None:
-        """Record the unsharded sums."""
-        size = DTYPE_BYTES[self.choice.summed]
-        for unit in self.in_order:
-            trained = [each for each in self.members[unit] if each.trains]
-            label = self.labels[unit].sums
-            with self.requests.repeat(self.rounds.get(unit, 1)):
-                self.unsharded[unit] = [
-                    Gradient(self.requests.take(each.elements * size, 0, label), each) for each in trained
-                ]
 
     def resume(self) -> None:
         """Reshard what the forward before has resharded; with earlier sums, a backward has gathered it again."""

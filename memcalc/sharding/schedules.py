@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from typing import Literal, NamedTuple
 
+from memcalc.layout.schedules import ORDERED
 from memcalc.layout.stages import Stage
 from memcalc.spec.recompute_plan import has_segments
 from memcalc.spec.spec import Spec
@@ -18,7 +19,6 @@ MOST_GATHERED = 3  # chunks that FSDP2 gathers at a time: _add_unshard_reshard, 
 
 # Rounds of as many micro-batches as stages: before the first backward, in the steady state, and at the end.
 ROUNDS_PLAYED = 3
-SCHEDULES = ("gpipe", "1f1b", "interleaved")  # schedules without a split backward
 
 
 class Action(NamedTuple):
@@ -49,7 +49,7 @@ def lacks(spec: Spec) -> Iterator[str]:
     rounds = max(1, micro_batches // stages)
     reasons = {
         "Megatron's or DeepSpeed's schedules": not uses_pipelining(spec),
-        f"schedule {parallelism.schedule}": parallelism.schedule not in SCHEDULES,
+        f"schedule {parallelism.schedule}": parallelism.schedule not in ORDERED,
         "fewer micro-batches than stages": parallelism.schedule == "1f1b" and micro_batches < stages,
         "micro-batches that are not a multiple of the rounds": several and micro_batches % rounds > 0,
         "ranks that split layers or sequences": parallelism.ranks != stages * parallelism.data_parallel,
@@ -75,12 +75,18 @@ def lacks(spec: Spec) -> Iterator[str]:
 
 def actions_of(spec: Spec, stage: Stage) -> Iterator[Action]:
     """Return the actions of a stage in one step."""
-    name, stages = spec.parallelism.schedule, spec.parallelism.pipeline_parallel
-    micro_batches = played_micro_batches(spec)
+    name, micro_batches = spec.parallelism.schedule, played_micro_batches(spec)
+    actions = order_of(name, spec.parallelism.pipeline_parallel, stage, micro_batches)
     if name == "interleaved":
-        return _with_shards([*_interleaved(stage.index, stages, len(stage.chunks), micro_batches)], micro_batches)
-    actions = (_gpipe if name == "gpipe" else _one_forward_one_backward)(stage.index, stages, micro_batches)
+        return _with_shards([*actions], micro_batches)
     return chain(actions, (Action("reduce"),))
+
+
+def order_of(schedule: str, stages: int, stage: Stage, micro_batches: int) -> Iterator[Action]:
+    """Return the forwards and backwards of a stage in one step, of `ORDERED`."""
+    if schedule == "interleaved":
+        return _interleaved(stage.index, stages, len(stage.chunks), micro_batches)
+    return (_gpipe if schedule == "gpipe" else _one_forward_one_backward)(stage.index, stages, micro_batches)
 
 
 def played_micro_batches(spec: Spec) -> int:

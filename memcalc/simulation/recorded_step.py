@@ -13,7 +13,7 @@ from typing import NamedTuple
 from memcalc.allocator.pytorch.block_sizes import rounded
 from memcalc.architectures.structure import block_structure
 from memcalc.errors import InputError
-from memcalc.layout.stages import READERS, Stage, Start, first_recomputed_layer, layer_modules
+from memcalc.layout.stages import READERS, Stage, first_recomputed_layer, layer_modules
 from memcalc.ledger.component import Component
 from memcalc.ledger.row_drafts import RowDraft
 from memcalc.programs.sized_program import ProgramSizer
@@ -124,6 +124,7 @@ class RecordedPasses:
         sizer: sizes of the run's blocks.
         frozen: a reference model or a teacher, and sizes of its blocks.
         workspace: the cuBLAS workspace that the first backward's first matmul allocates, if it is one of the passes.
+        beside: as in `recorded_step`.
     """
 
     def __init__(
@@ -135,8 +136,10 @@ class RecordedPasses:
         sizer: ProgramSizer,
         frozen: tuple[FrozenModel, ProgramSizer] | None = None,
         workspace: RowDraft | None = None,
+        *,
+        beside: tuple[RowDraft, ...] = (),
     ) -> None:
-        self.spec, self.chunk, self.recording, self.workspace = spec, chunk, recording, workspace
+        self.spec, self.chunk, self.recording, self.workspace, self.beside = spec, chunk, recording, workspace, beside
         self.rounds, self.frozen = rounds, frozen
         self.sized = [
             (frozen[1] if frozen and number in recording.of_frozen else sizer).sized(block.program)
@@ -159,14 +162,20 @@ class RecordedPasses:
         """The recorded requests."""
         return self.recording.stream
 
-    def peak(self, phase: str, *, first: bool = False) -> PassPeak:
+    def peak(self, phase: str, mask: int, *, first: bool = False) -> PassPeak:
         """Return the peak of a pass.
 
         Args:
             phase: forward, loss, backward or evaluation.
+            mask: bits of the phases that the pass stands for.
             first: whether it is the first backward of the run, which allocates cuBLAS's workspace.
         """
-        return PassPeak(self, (self._of_first if first else self._of_others)[phase], first)
+        peak = (self._of_first if first else self._of_others)[phase]
+        return PassPeak(self, peak, first, self.beside_in(mask))
+
+    def beside_in(self, mask: int) -> tuple[RowDraft, ...]:
+        """Return what the stage holds besides its states in some phases."""
+        return tuple(draft._replace(mask=draft.mask & mask) for draft in self.beside if draft.mask & mask)
 
     @cached_property
     def _of_first(self) -> dict[str, IntervalPeak]:
@@ -262,7 +271,8 @@ def recorded_step(
     workspace: RowDraft | None = None,
     loops: bool = True,
     rank: int | None = None,
-    start: Start = "steady",
+    after_forward: bool = True,
+    beside: tuple[RowDraft, ...] = (),
 ) -> RecordedPasses:
     """Return forward, loss and backward of the last micro-batch in flight.
 
@@ -274,7 +284,8 @@ def recorded_step(
         workspace: the cuBLAS workspace that the first backward's first matmul allocates, if it is one of its passes.
         loops: whether equal rounds of layers are one loop.
         rank: the data-parallel rank, one of `ranks_that_may_hold_most`.
-        start: where in a step the backward is.
+        after_forward: whether a forward ran since the last backward.
+        beside: what the stage holds besides its states while the micro-batch runs.
 
     Raises:
         InputError: layers share a checkpoint segment under an engine with per-layer shards or buckets.
@@ -291,14 +302,15 @@ def recorded_step(
 
     def record() -> RecordedStream:
         return StepRecorder(spec, chunk, workspace=with_workspace, loops=loops, rank=rank).step(
-            exist=exist, start=start
+            exist=exist, after_forward=after_forward
         )
 
     layers = layers_of(spec, chunk, loops=loops)
-    key = "step", _key(spec, chunk, layers, exist=exist), with_workspace, other.key, rank, start
+    key = "step", _key(spec, chunk, layers, exist=exist), with_workspace, other.key, rank, after_forward
     recording = _recorded(RecordingInput(key, record)) if loops else record()
     rounds = rounds_of(chunk, layers, other.layers)
-    return RecordedPasses(spec, chunk, recording, rounds, sizer_of(spec), other.sized(sizer_of), workspace)
+    frozen = other.sized(sizer_of)
+    return RecordedPasses(spec, chunk, recording, rounds, sizer_of(spec), frozen, workspace, beside=beside)
 
 
 def recorded_evaluation(spec: Spec, chunk: Stage, sizer_of: Callable[[Spec], ProgramSizer]) -> RecordedPasses:
@@ -317,16 +329,24 @@ def recorded_evaluation(spec: Spec, chunk: Stage, sizer_of: Callable[[Spec], Pro
 
 
 class PassPeak(NamedTuple):
-    """The peak of a pass, which may be the first backward of the run."""
+    """The peak of a pass.
+
+    Args:
+        passes: the passes.
+        peak: the peak.
+        first: whether it is the first backward of the run.
+        beside: what the stage holds besides its states.
+    """
 
     passes: RecordedPasses
     peak: IntervalPeak
     first: bool
+    beside: tuple[RowDraft, ...]
 
     @property
     def bytes(self) -> int:
         """Live bytes, rounded to the allocator's blocks."""
-        return self.peak.bytes
+        return self.peak.bytes + sum(draft.count * draft.block for draft in self.beside)
 
     def drafts(self, mask: int) -> list[RowDraft]:
         """Return rows of the live tensors, without gradients from before the pass, which are counted elsewhere.
@@ -336,9 +356,9 @@ class PassPeak(NamedTuple):
         """
         live = live_at(self.passes.stream, self.peak, self.passes.rounds)
         found = [*self.passes.drafts_of(live, mask, first=self.first)]
-        freed = sum(draft.count * draft.block for draft in found) - self.bytes
+        freed = sum(draft.count * draft.block for draft in found) - self.peak.bytes
         assert freed == 0 or (freed > 0 and self.passes.recording.takes_over)
-        return beyond(freed, found)
+        return [*beyond(freed, found), *self.beside]
 
 
 def of_engine(label: EngineTensor, sizes: Sequence[tuple[int, int]], mask: int) -> RowDraft:

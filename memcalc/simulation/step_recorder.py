@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from memcalc.layout.local_parameters import LocalParameter, stage_parameters, without_companions
 from memcalc.layout.parameters import layer_prefixes
-from memcalc.layout.stages import Stage, Start
+from memcalc.layout.stages import Stage
 from memcalc.ledger.row_drafts import EVALUATION
 from memcalc.programs.program import Program
 from memcalc.programs.sized_program import ProgramSizer, SizedProgram
@@ -27,7 +27,6 @@ from memcalc.simulation.stage_blocks import SizedBlock, StageBlocks
 from memcalc.spec.recompute_plan import leaves
 from memcalc.spec.scoring import scored_by_reference, scores_itself
 from memcalc.spec.spec import Spec
-from memcalc.states.gradient_policy import gradient_policy
 from memcalc.states.optimizers.parameter_order import in_order
 from memcalc.states.pipelining import uses_pipelining
 from memcalc.states.state_options import state_options
@@ -125,22 +124,18 @@ class StepRecorder:
         self.blocks: list[SizedBlock] = []
         self.spec, self.chunk, self.workspace, self.loops, self.rank = spec, chunk, workspace, loops, rank
 
-    def step(self, *, exist: bool, start: Start = "steady") -> RecordedStream:
+    def step(self, *, exist: bool, after_forward: bool = True) -> RecordedStream:
         """Record forward, loss and backward.
 
         Args:
-            exist: whether gradients of earlier micro-batches are counted as existing.
-            start: where in a step the backward is.
+            exist: whether gradients of earlier micro-batches exist.
+            after_forward: whether a forward ran since the last backward.
         """
         self.requests.begin(EXISTING)
-        walk, gradients = self._walk(self.spec, exist=exist, start=start)
+        walk, gradients = self._walk(self.spec, exist=exist)
         walk.engine.hold_gathered()
         takes_over = bool(self.requests.labels)
         self.requests.begin(IN_FLIGHT)
-        if start == "first":
-            walk.engine.free_existing()
-        elif start != "steady" and not exist:
-            walk.engine.make_sums()
         walk.engine.resume()
         if evaluates_between_steps(self.spec):
             walk.engine.after_evaluation()
@@ -160,7 +155,7 @@ class StepRecorder:
             else:
                 walk.loss()
                 of_frozen, kept = self._scores(self.spec, walk.engine)
-        if start == "second":
+        if not after_forward:
             walk.engine.gather_before_backward()
         self.requests.begin("backward")
         gradients += walk.backward(self._received_gradient(walk))
@@ -226,7 +221,6 @@ class StepRecorder:
         spec: Spec,
         *,
         exist: bool,
-        start: Start = "steady",
         gradients: bool = True,
         model: str = POLICY,
         chunk: Stage | None = None,
@@ -236,8 +230,7 @@ class StepRecorder:
 
         Args:
             spec: the run.
-            exist: whether gradients of earlier micro-batches are counted as existing.
-            start: where in a step the backward is.
+            exist: whether gradients of earlier micro-batches exist.
             gradients: whether autograd is on.
             model: the model of the layers.
             chunk: the chunk of the model; None: that of the recording.
@@ -260,11 +253,7 @@ class StepRecorder:
             engine = engine_of(self.requests, layers.of_engine, units, spec, plan, self.rank)
         engine.rounds = {layer: loop.rounds for loop in layers.played for item in loop.items for layer in leaves(item)}
         existing = engine.existing() if exist else []
-        arriving = (
-            arriving_gradients(spec, engine, exist=exist)
-            if start == "steady"
-            else gradient_policy(spec, exist=start != "first", sharded=not engine.keeps_gradients)
-        )
+        arriving = arriving_gradients(spec, engine, exist=exist)
         parts = StageBlocks(
             spec,
             chunk,

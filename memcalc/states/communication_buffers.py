@@ -37,8 +37,6 @@ def communication_buffers(spec: Spec, stage: Stage) -> list[RowDraft]:
     if spec.parallelism.shards * spec.parallelism.data_parallel_replicate == 1:
         return found
     parameters, options = without_companions(stage_parameters(spec, stage)), state_options(spec)
-    if options.engine == "fsdp2" and found:
-        return [*found, pipelining.gathered_stage(spec, stage)]
     if options.engine == "fsdp1":
         return [*found, *construction_rows(parameters, options, is_loaded_whole=spec.training.finetune == "qlora")]
     if shards_loaded_model(spec):

@@ -14,19 +14,19 @@ from typing import NamedTuple
 
 from memcalc.layout.local_parameters import LocalParameters, stage_parameters
 from memcalc.layout.spec_cache import cached_by_spec
-from memcalc.layout.stages import Stage
+from memcalc.layout.stages import Stage, is_steady
 from memcalc.layout.teacher import TEACHER, teacher_run, teacher_stage
 from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Rows
 from memcalc.ledger.row import Row
-from memcalc.ledger.row_drafts import RowDraft, from_phase, phases_of, run_phases
+from memcalc.ledger.row_drafts import RowDraft, from_phase, mask_of, phases_of, run_phases
 from memcalc.ledger.row_writer import write_rows
 from memcalc.spec.spec import Spec
 from memcalc.states.flat_states import flat_states
 from memcalc.states.optimizer_step import optimizer_step_rows
 from memcalc.states.optimizers.optimizer_states import optimizer_states
 from memcalc.states.parameter_copies import copy_row
-from memcalc.states.recipe_copies import is_on_host, kept_copies
+from memcalc.states.recipe_copies import PASSES, is_on_host, kept_copies
 from memcalc.states.state_options import StateOptions, groups, state_options
 from memcalc.states.state_remainders import state_remainders
 
@@ -46,6 +46,27 @@ def state_totals(spec: Spec, stage: Stage, *, tails: bool = True) -> Mapping[str
     return _state_totals(_models(spec, stage), run_phases(spec), tails=tails)
 
 
+def earlier_gradients(spec: Spec, chunk: Stage) -> tuple[RowDraft, ...]:
+    """Return the gradients of a chunk in the phases in which they exist only because of earlier micro-batches."""
+    parameters, options = stage_parameters(spec, chunk), _choice(spec)
+    without, _ = _state_items((_Model(parameters, options.without_accumulation()),))
+    counted, _ = _state_items((_Model(parameters, options),))
+    elsewhere: dict[RowDraft, int] = {}
+    for item in without:
+        alike = item._replace(mask=0)
+        elsewhere[alike] = elsewhere.get(alike, 0) | item.mask
+    items = (item._replace(mask=item.mask & ~elsewhere.get(item._replace(mask=0), 0)) for item in counted)
+    return tuple(item for item in items if item.mask and item.component is Component.GRADIENTS)
+
+
+def reduced_gradients(spec: Spec, chunk: Stage) -> tuple[RowDraft, ...]:
+    """Return the sharded gradients of a chunk, in the passes of later micro-batches."""
+    items, _ = _state_items((_Model(stage_parameters(spec, chunk), _choice(spec).without_accumulation()),))
+    updated = mask_of("optimizer_step_1")
+    gradients = (item for item in items if item.component is Component.GRADIENTS and item.mask & updated)
+    return tuple(item._replace(mask=PASSES) for item in gradients)
+
+
 def state_peak(spec: Spec, stage: Stage) -> int:
     """Return the bytes of model states in the phase that has most; 0 if all of them are in host memory."""
     return max(state_totals(spec, stage, tails=False).values(), default=0)
@@ -56,6 +77,12 @@ def _choice(spec: Spec) -> StateOptions:
     """Return the options of a run; without sharding the number of ranks is set to 1."""
     options = state_options(spec)
     return options if options.zero_stage else options._replace(data_parallel=1, expert_shards=1)
+
+
+def counted_options(spec: Spec, stage: Stage) -> StateOptions:
+    """Return the options of a stage's states, which count gradients of earlier micro-batches in a steady step alone."""
+    options = _choice(spec)
+    return options if is_steady(spec, stage) else options.without_accumulation()
 
 
 class _Model(NamedTuple):
@@ -74,7 +101,7 @@ class _Model(NamedTuple):
 
 def _models(spec: Spec, stage: Stage) -> tuple[_Model, ...]:
     """Return the model that trains, and a teacher."""
-    own = _Model(stage_parameters(spec, stage), _choice(spec))
+    own = _Model(stage_parameters(spec, stage), counted_options(spec, stage))
     if spec.training.teacher is None:
         return (own,)
     run = teacher_run(spec)

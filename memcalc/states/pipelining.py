@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from math import prod
 
 from memcalc.allocator.pytorch.block_sizes import rounded
-from memcalc.layout.local_parameters import stage_parameters, without_companions
+from memcalc.layout.local_parameters import LocalParameter, LocalParameters, stage_parameters, without_companions
 from memcalc.layout.stages import Stage
 from memcalc.ledger.component import Component
 from memcalc.ledger.row_drafts import RowDraft, from_phase, mask_of
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.spec import Spec
 from memcalc.states.gathered_parameters import gathered_bytes, gathered_dtype
-from memcalc.states.state_options import state_options
+from memcalc.states.state_options import StateOptions, state_options
 
 BACKWARD = mask_of(*(f"backward_{step}" for step in (1, 2)))
 PASSES = BACKWARD | mask_of(*(f"{each}_{step}" for step in (1, 2) for each in ("forward", "loss")))
@@ -30,41 +30,80 @@ def uses_pipelining(spec: Spec) -> bool:
 
 
 def received(spec: Spec, stage: Stage) -> Iterator[RowDraft]:
-    """Yield the buffers of tensors that a stage exchanges with others, from the first step on.
+    """Yield the buffers of tensors that a stage exchanges with others, from the first step on, except `in_passes`.
 
     One receive buffer for each micro-batch and direction stays allocated. In forward and backward, blocks already count
-    the buffers of micro-batches in flight as their inputs, and one received gradient as that of their output. A sent
-    tensor is referenced until backward has returned; under 1F1B, a sent gradient until the next one is sent.
+    one received gradient as that of their output. A sent tensor is referenced until backward has returned; under 1F1B,
+    a sent gradient until the next one is sent.
     """
-    micro_batches = spec.training.gradient_accumulation_steps
-    before = micro_batches * sum(not chunk.has_embedding for chunk in stage.chunks)
-    behind = micro_batches * sum(not chunk.has_head for chunk in stage.chunks)
+    before, behind = _received_tensors(spec, stage)
     sends_back = before and spec.parallelism.schedule == "1f1b"
     steps = from_phase("forward_1") & ~PASSES
-    flying = min(before, stage.in_flight)
-    found = (
-        ("activations received", before - flying, PASSES | steps, "_setup_forward_recv_info"),
-        ("activations received", flying, steps, "_setup_forward_recv_info"),
+    yield from _rows(
+        spec,
+        ("activations received", before, steps, "_setup_forward_recv_info"),
         ("gradients received", behind - 1, PASSES | steps, "_create_grad_recv_info"),
         ("gradients received", 1 if behind else 0, steps, "_create_grad_recv_info"),
-        ("activations sent", stage.in_flight - 1 if behind else 0, PASSES, "forward_one_chunk, fwd_cache"),
         ("activation sent", 1 if behind else 0, BACKWARD, "forward_one_chunk, fwd_cache"),
         ("gradient sent", 1 if sends_back else 0, PASSES, "get_bwd_send_ops"),
     )
+
+
+def in_passes(spec: Spec, stage: Stage, in_flight: int) -> Iterator[RowDraft]:
+    """Yield the activations that a stage has received and sent, in forward and backward.
+
+    Those received for micro-batches in flight are left out: blocks count them as their inputs.
+
+    Args:
+        spec: the run.
+        stage: the stage.
+        in_flight: micro-batches, or copies of chunks, in flight.
+    """
+    before, behind = _received_tensors(spec, stage)
+    yield from _rows(
+        spec,
+        ("activations received", before - min(before, in_flight), PASSES, "_setup_forward_recv_info"),
+        ("activations sent", in_flight - 1 if behind else 0, PASSES, "forward_one_chunk, fwd_cache"),
+    )
+
+
+def _received_tensors(spec: Spec, stage: Stage) -> tuple[int, int]:
+    """Return how many activations, and how many gradients, a stage receives in a step."""
+    micro_batches = spec.training.gradient_accumulation_steps
+    before = micro_batches * sum(not chunk.has_embedding for chunk in stage.chunks)
+    behind = micro_batches * sum(not chunk.has_head for chunk in stage.chunks)
+    return before, behind
+
+
+def _rows(spec: Spec, *found: tuple[str, int, int, str]) -> Iterator[RowDraft]:
     for name, count, mask, source in found:
         if count > 0:
             citation = f"torch 2.13 distributed/pipelining/stage.py: {source}"
             yield passed_on(spec)._replace(tensor=name, count=count, mask=mask, citation=citation)
 
 
-def gathered_stage(spec: Spec, stage: Stage) -> RowDraft:
-    """Return the parameters of a stage that FSDP2 has gathered, from the first forward of a step to the last backward.
+def gathers_stages(spec: Spec) -> bool:
+    """Return whether FSDP2 shards the stages of PyTorch's schedules."""
+    parallelism = spec.parallelism
+    ranks = parallelism.shards * parallelism.data_parallel_replicate
+    return parallelism.engine == "fsdp2" and ranks > 1 and uses_pipelining(spec)
+
+
+def gathered_stage(spec: Spec, stage: Stage, *, resharded: bool = False) -> RowDraft:
+    """Return the parameters of a chunk that FSDP2 has gathered, from the first forward of a step to the last backward.
 
     No backward reshards them before the gradients are reduced (torch 2.13 distributed/pipelining/stage.py,
     backward_maybe_with_nosync).
+
+    Args:
+        spec: the run.
+        stage: the chunk.
+        resharded: whether a forward at stage 3 has resharded its layers.
     """
     options = state_options(spec)
-    parameters = [each for each in without_companions(stage_parameters(spec, stage)) if not each.beside]
+    parameters = without_companions(stage_parameters(spec, stage))
+    if resharded:
+        parameters = LocalParameters(each for each in parameters if _stays_gathered(each, options))
     sizes = [(each.count, gathered_bytes(each, options)) for each in parameters]
     total, blocks = (sum(count * size_of(size) for count, size in sizes) for size_of in (int, rounded))
     dtypes = {gathered_dtype(each, options) for each in parameters}
@@ -73,6 +112,15 @@ def gathered_stage(spec: Spec, stage: Stage) -> RowDraft:
     tensor = (Component.COMMUNICATION_BUFFERS, "engine", "stage parameters, gathered", (total // item,), dtype)
     citation = "torch 2.13 distributed/pipelining/stage.py: set_reshard_after_backward(False)"
     return RowDraft(*tensor, 1, total, blocks, PASSES, f"{item}·P_stage", citation)
+
+
+def _stays_gathered(parameter: LocalParameter, options: StateOptions) -> bool:
+    """Return whether forward does not reshard a parameter: one of the root module or of the LM head's unit."""
+    if parameter.where == "layer":
+        return False
+    if options.fsdp.wraps_embedding_and_head:
+        return parameter.where == "head"
+    return not options.fsdp.reshards_root
 
 
 def passed_on(spec: Spec) -> RowDraft:

@@ -33,7 +33,7 @@ class TrainingStepOptions(NamedTuple):
     ema: str
     zeroes_gradients: bool
     zeroes_gradients_before_backward: bool  # gradients of the previous step are live during the next forward and loss
-    accumulates: bool
+    accumulates: bool  # several backwards, of micro-batches or of chunks of layers, precede the update
     sums_unsharded: bool = False  # gradients are reduced only in the last micro-batch
     updates_in_backward: bool = False  # each parameter is updated as soon as its gradient is complete
 
@@ -97,6 +97,10 @@ class StateOptions(NamedTuple):
     host: HostOptions
     model: ModelOptions
     stored_dtype: str = ""  # dtype of the stored weights, where it is not `base`
+
+    def without_accumulation(self) -> StateOptions:
+        """Return the options of the first micro-batch of a step, which meets no gradients of earlier ones."""
+        return self._replace(step=self.step._replace(accumulates=False))
 
     def without_clipping(self) -> StateOptions:
         """Return the options of an optimizer that an engine gives clipped gradients."""
@@ -216,21 +220,6 @@ def state_options(spec: Spec) -> StateOptions:
     )
 
 
-def _accumulates(spec: Spec) -> bool:
-    """Return whether gradients of earlier micro-batches exist when most activations are in flight.
-
-    GPipe's forwards all come before the first backward: they and it meet no gradients. Under FSDP2 the second backward
-    may hold more than the first, since it meets all gradients, unsharded. In one round of interleaved micro-batches it
-    meets only those of one chunk.
-    """
-    parallelism, micro_batches = spec.parallelism, spec.training.gradient_accumulation_steps
-    if micro_batches == 1:
-        return False
-    if parallelism.engine != "fsdp2":
-        return parallelism.schedule != "gpipe"
-    return parallelism.schedule != "interleaved" or micro_batches > parallelism.pipeline_parallel
-
-
 def _step_options(spec: Spec) -> TrainingStepOptions:
     training = spec.training
     return TrainingStepOptions(
@@ -238,7 +227,7 @@ def _step_options(spec: Spec) -> TrainingStepOptions:
         ema=training.ema,
         zeroes_gradients=training.zero_grad == "zero",
         zeroes_gradients_before_backward=training.zero_grad_before == "backward",
-        accumulates=_accumulates(spec),
+        accumulates=spec.training.gradient_accumulation_steps > 1 or spec.parallelism.virtual_stages > 1,
         sums_unsharded=spec.parallelism.reduces_once
         and (training.gradient_accumulation_steps > 1 or spec.parallelism.pipeline_parallel > 1),
         updates_in_backward=training.optimizer_in_backward,

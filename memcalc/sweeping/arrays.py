@@ -157,11 +157,13 @@ class _Highest(NamedTuple):
 
     Args:
         points: the points of its requests that may be the peak.
+        mask: bits of the span's phases.
         first: whether it is the first backward of the run.
         chosen: index of each batch's point. [n]
     """
 
     points: list[tuple[RecordedPasses, IntervalPeak]]
+    mask: int
     first: bool
     chosen: Indices
 
@@ -201,11 +203,12 @@ class StageSums:
             for recorded in span.recorded:
                 found = Heights(recorded.stream, span.phase, recorded.rounds)
                 points += [(recorded, point) for point in found.points]
-                heights.append(found.sums @ _sizes(recorded, count, first=span.first))
+                beside = sum(plain(draft.count * draft.block) for draft in recorded.beside_in(span.mask))
+                heights.append(found.sums @ _sizes(recorded, count, first=span.first) + beside)
             rows = np.concatenate(heights)
             for phase in phases_of(span.mask, phases):
                 self.totals[phases.index(phase)] += rows.max(axis=0)
-                self._highest[phases.index(phase)] = _Highest(points, span.first, rows.argmax(axis=0))
+                self._highest[phases.index(phase)] = _Highest(points, span.mask, span.first, rows.argmax(axis=0))
 
     def _add_rollouts(self, spec: Spec, stage: Stage, gpu: GpuSpec | None, phase: int) -> None:
         """Add the memory of generation for each batch: its forwards are estimated one batch at a time."""
@@ -241,7 +244,12 @@ class StageSums:
             chosen = highest.chosen[cells]
             for number in _each_once(chosen):
                 where = np.flatnonzero(chosen == number)
-                found[:, where] += _components(*highest.points[number], cells[where], first=highest.first)
+                recorded, point = highest.points[number]
+                found[:, where] += _components(recorded, point, cells[where], first=highest.first)
+                for draft in recorded.beside_in(highest.mask):
+                    exact, rounding = draft.count * draft.each, draft.count * (draft.block - draft.each)
+                    found[COMPONENTS.index(draft.component), where] += _of(plain(exact), cells[where])
+                    found[_ROUNDING, where] += _of(plain(rounding), cells[where])
         return found
 
 

@@ -11,6 +11,7 @@ from memcalc.errors import OutOfMemory
 from memcalc.estimation.generation import allocated_bytes as generation_bytes
 from memcalc.estimation.outside_allocator import communication_library_bytes, outside_bytes
 from memcalc.estimation.transient import peak_bytes
+from memcalc.layout.schedules import ORDERED
 from memcalc.layout.stages import Stage, stages_alike, stages_of, stages_that_matter
 from memcalc.ledger.verdict import Answer, RecordedErrors
 from memcalc.sharding.engines import ranks_to_replay
@@ -188,14 +189,12 @@ def _least_allocated(spec: Spec, gpu: GpuSpec | None, stage: Stage) -> int:
 def _least_peak(spec: Spec, stage: Stage, gpu: GpuSpec | None) -> int:
     """Return what a rank of a stage allocates at least at the peak of its formulas.
 
-    These count the most micro-batches in flight beside gradients of earlier ones. With few micro-batches a pipeline has
-    no such moment: 1F1B with no more than stages, and schedules of several chunks with fewer than twice as many. There
-    the gradients are left out.
+    Of schedules without a known order they count the most micro-batches in flight beside gradients of earlier ones.
+    With fewer micro-batches than twice the stages there may be no such moment: the gradients are left out.
     """
     parallelism, micro_batches = spec.parallelism, spec.training.gradient_accumulation_steps
-    stages = parallelism.pipeline_parallel
-    enough = micro_batches > stages if parallelism.schedule == "1f1b" else micro_batches >= 2 * stages
-    return peak_bytes(spec, stage, gpu, tails=False, earlier_gradients=stages == 1 or micro_batches == 1 or enough)
+    enough = parallelism.schedule in ORDERED or micro_batches >= 2 * parallelism.pipeline_parallel or micro_batches == 1
+    return peak_bytes(spec, stage, gpu, tails=False, earlier_gradients=enough)
 
 
 def _replayed(spec: Spec, gpu: GpuSpec | None) -> MemoryNeed | None:

@@ -1,0 +1,125 @@
+"""Formulas of pipeline stages beside the requests of the whole step."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from memcalc.allocator.pytorch.constants import MIN_BLOCK, STREAM_SHIFT
+from memcalc.api import load
+from memcalc.errors import MemcalcError
+from memcalc.estimation.transient import peak_bytes
+from memcalc.layout.stages import stages_of
+from memcalc.simulation.moments import NONE, PART, WHOLE, moments_of
+from memcalc.simulation.simulated_run import run_requests, unsupported_reason
+from memcalc.spec.spec import Spec
+from memcalc.states.model_states import state_peak
+from memcalc.verdict.judge import gpu_of
+
+ROUNDING = 1e-5  # some KiB: small tensors of a unit, each in a block, may be one block in the requests
+
+
+def pipeline(schedule: str, stages: int, micro_batches: int, *more: str, preset: str = "llama-3.2-1b") -> Spec:
+    """Return a run with one sequence in each micro-batch."""
+    ranks = 2 if any(each.startswith("data_parallel=") for each in more) else 1
+    chunks = ["virtual_stages=2"] if schedule == "interleaved" else []
+    batch = [f"pipeline_parallel={stages}", f"global_batch_size={ranks * micro_batches}", "b=1", "recipe=pure"]
+    return load(preset, *batch, f"schedule={schedule}", *chunks, *more, gpu="h100-80gb")
+
+
+def states_of(spec: Spec, stage: int) -> list[tuple[int, list[int], list[int]]]:
+    """Return the micro-batches in flight, and the gradients and gathered parameters of each chunk, of each moment."""
+    moments = moments_of(spec, stages_of(spec)[stage])
+    return [
+        (each.chunk.in_flight, [state.gradients for state in each.states], [state.parameters for state in each.states])
+        for each in moments
+    ]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "micro_batches", "expected"),
+    [
+        # all of four micro-batches are in flight at the first backward; the second one meets the gradients of the first
+        ("1f1b", 4, [(4, [NONE], [NONE]), (3, [WHOLE], [NONE])]),
+        ("gpipe", 4, [(4, [NONE], [NONE]), (3, [WHOLE], [NONE])]),
+        # a fifth forward runs before the second backward: four in flight, and gradients, which the states count
+        ("1f1b", 5, [(4, [NONE], [NONE])]),
+        ("1f1b", 1, [(1, [NONE], [NONE])]),
+        # four micro-batches in two chunks; the second chunk has its gradients before the first chunk runs backward
+        (
+            "interleaved",
+            4,
+            [
+                (8, [NONE, NONE], [NONE, NONE]),
+                (7, [NONE, WHOLE], [NONE, NONE]),
+                (4, [NONE, WHOLE], [NONE, NONE]),
+                (3, [WHOLE, WHOLE], [NONE, NONE]),
+            ],
+        ),
+    ],
+)
+def test_first_stage_of_four(
+    schedule: str, micro_batches: int, expected: list[tuple[int, list[int], list[int]]]
+) -> None:
+    assert states_of(pipeline(schedule, 4, micro_batches), 0) == expected
+
+
+def test_fsdp2_gathers_and_reduces_chunks_in_turn() -> None:
+    spec = pipeline("interleaved", 4, 4, "engine=fsdp2", "data_parallel=2", "zero_stage=3")
+    assert states_of(spec, 0) == [
+        (8, [NONE, NONE], [PART, WHOLE]),  # a forward has resharded the first chunk, a backward gathers the second
+        (7, [NONE, WHOLE], [PART, WHOLE]),
+        (4, [NONE, PART], [WHOLE, NONE]),  # the second chunk is reduced, and resharded
+        (3, [WHOLE, PART], [WHOLE, NONE]),
+    ]
+
+
+def requested_peak(spec: Spec, stage: int) -> int:
+    """Return the live blocks of a stage at the peak of its requests."""
+    live = top = 0
+    blocks: list[int] = []
+    for interval in run_requests(spec, stages_of(spec)[stage]).stretches:
+        for change in interval.script:
+            if change < 0:
+                live -= blocks[~change]
+                continue
+            size = change & ((1 << STREAM_SHIFT) - 1)
+            blocks.append(-(-size // MIN_BLOCK) * MIN_BLOCK)
+            live += blocks[-1]
+            top = max(top, live)
+    return top
+
+
+def drawn(seed: int, count: int, *more: str) -> Iterator[Spec]:
+    """Yield random pipelines that can be replayed."""
+    draw = random.Random(seed)
+    while count:
+        stages = draw.choice((2, 4))
+        micro_batches = draw.choice((1, stages, stages + 1, 2 * stages - 1, 2 * stages, 3 * stages))
+        schedule = draw.choice(("1f1b", "gpipe", "interleaved"))
+        sizes = (f"s={draw.choice((512, 2048))}", f"num_layers={draw.choice((8, 16))}")
+        recompute, preset = draw.choice(("none", "full")), draw.choice(("llama-3.2-1b", "gpt2", "qwen2.5-0.5b"))
+        stage = [f"zero_stage={draw.choice((2, 3))}"] if more else []
+        try:
+            spec = pipeline(
+                schedule, stages, micro_batches, *sizes, f"recompute={recompute}", *more, *stage, preset=preset
+            )
+        except MemcalcError:  # an interleaved schedule with too few layers
+            continue
+        if not unsupported_reason(spec):
+            count -= 1
+            yield spec
+
+
+@pytest.mark.parametrize(
+    ("more", "lowest"), [((), -0.01), (("engine=fsdp2", "data_parallel=2"), -0.04)], ids=["one rank", "fsdp2"]
+)
+def test_formulas_are_close_below_the_requests(more: tuple[str, ...], lowest: float) -> None:
+    """They decide "does not fit" without a replay, so they must not be above it."""
+    for spec in drawn(20261129, 25, *more):
+        for stage in stages_of(spec):
+            bound = max(state_peak(spec, stage), peak_bytes(spec, stage, gpu_of(spec), tails=False))
+            error = bound / requested_peak(spec, stage.index) - 1
+            assert lowest <= error < ROUNDING, (spec.parallelism, stage.index, error)
