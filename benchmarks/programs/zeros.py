@@ -87,8 +87,15 @@ def torch_adam() -> dict[str, Any]:
     return {"type": "AdamW", "params": {**automatic, "torch_adam": True}}
 
 
-def draw_program(draw: Draw, *, offloads: bool = False, stages: Sequence[int] = (3, 2)) -> Program:
-    """A program of 2 to 4 ranks, all of which run."""
+def draw_alone(draw: Draw) -> Program:
+    """A program of one rank, which DeepSpeed's engine runs, too; most move states or weights to host memory."""
+    return draw_program(draw, offloads=draw.of("offload", (True, False, True)), stages=(3, 2), gpu_counts=(1,))
+
+
+def draw_program(
+    draw: Draw, *, offloads: bool = False, stages: Sequence[int] = (3, 2), gpu_counts: Sequence[int] = GPUS
+) -> Program:
+    """A program of 2 to 4 ranks, or another number, all of which run."""
     config = draw_config(draw, stages)
     most: float = MOST_BILLIONS
     if offloads:
@@ -96,7 +103,7 @@ def draw_program(draw: Draw, *, offloads: bool = False, stages: Sequence[int] = 
         config["zero_optimization"] |= draw.of(f"offload at stage {stage}", OFFLOADS[stage])
         config.pop("optimizer", None)  # without one, DeepSpeed needs its own Adam of the CPU
     adapters = draw.of("adapters", ("full", "lora", "full"))
-    gpus = draw.of("gpus", GPUS)
+    gpus = draw.of("gpus", gpu_counts)
     model = draw.of(f"model on {gpus} GPUs", [model for model in MODELS if model.billions * gpus <= most])
     batch = draw_batch(draw, model)
     data = draw.of("data", ("texts", "mixed", "texts", "texts"))
@@ -130,5 +137,6 @@ def draw_program(draw: Draw, *, offloads: bool = False, stages: Sequence[int] = 
 FAMILIES = (
     Family("trainer-5-zero", HF5_DEEPSPEED, draw_program),
     Family("trainer-5-offload", HF5_DEEPSPEED, partial(draw_program, offloads=True)),
+    Family("trainer-5-one-rank", HF5_DEEPSPEED, draw_alone),
     Family("trainer-5-stage0", HF5_DEEPSPEED, partial(draw_program, stages=(0,))),
 )

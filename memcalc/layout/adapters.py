@@ -121,8 +121,8 @@ def replaces_linears(spec: Spec) -> bool:
     deepspeed.zero.Init replaces them. 4-bit matrices are built without it and sharded afterwards.
     """
     parallelism = spec.parallelism
-    splits = parallelism.engine == "deepspeed" and parallelism.zero_stage == 3 and parallelism.shards > 1
-    return splits and spec.training.finetune != "qlora"
+    gathers = parallelism.engine == "deepspeed" and parallelism.zero_stage == 3
+    return gathers and spec.training.finetune != "qlora"
 
 
 @lru_cache(maxsize=8)

@@ -49,7 +49,7 @@ def engine_of(
     options = state_options(spec)
     if options.engine == "megatron":
         return MegatronDDP(requests, ordered, options, _megatron_buffers(spec), rank or 0)
-    if options.engine == "deepspeed" and (options.data_parallel > 1 or not options.zero_stage):
+    if options.engine == "deepspeed":
         return deepspeed_engine(requests, ordered, units, spec, plan, rank)
     if options.data_parallel == 1:
         return Engine(requests)

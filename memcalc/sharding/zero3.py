@@ -212,6 +212,12 @@ class ZeRO3(Engine):
         return DTYPE_BYTES[self.dtypes[number]]
 
     def _gathered_bytes(self, number: int) -> int:
+        """Return the bytes of a gathered parameter; on one rank it is a view of the shard, if that is on the device.
+
+        Source: partition_parameters.py, NoGatherHandle.
+        """
+        if self.ranks == 1 and not self.choice.host.has_weights:
+            return 0
         return self.shares[number] * self.ranks * self._bytes_of(number)
 
     # -- gathering -----------------------------------------------------------------------------------------------------
@@ -384,6 +390,9 @@ class ZeRO3(Engine):
             return
         self.live += sum(self.elements[number] for number in missing)
         missing.sort(key=lambda number: self.dtypes[number])
+        if self.ranks == 1:  # no all-gather
+            self.arriving |= {number: GatherGroup([number], [self._gather_alike([number])]) for number in missing}
+            return
         alike = groupby(missing, key=lambda number: self.dtypes[number])
         together = GatherGroup(missing, [self._gather_alike([*members]) for _, members in alike])
         self.arriving.update(dict.fromkeys(missing, together))

@@ -84,7 +84,7 @@ class ZeRO3Offload(ZeRO3):
 
     def _sent(self, numbers: Sequence[int], *, stream: int) -> list[int]:
         """Copy the rank's shards of weights in host memory to the device; return their storages."""
-        if not self.choice.host.has_weights:
+        if not self.choice.host.has_weights or self.ranks == 1:  # a single rank's shard is the parameter itself
             return []
         sizes = [self.shares[number] * self._bytes_of(number) for number in numbers]
         return [self.requests.take(size, stream, self.shard) for size in sizes]

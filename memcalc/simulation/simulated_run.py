@@ -513,8 +513,9 @@ def _reasons_of_ranks(spec: Spec, options: StateOptions) -> dict[str, bool]:
         return {}  # see `megatron_lacks`
     alone = options.data_parallel == 1
     if parallelism.ranks == 1:
-        reasons = lacks(spec, plan_of(spec)) if options.is_deepspeed_without_zero else ()
-        return {"a sharding engine on one rank": parallelism.zero_stage > 0, **dict.fromkeys(reasons, True)}
+        reasons = lacks(spec, plan_of(spec)) if options.engine == "deepspeed" else ()
+        sharded = parallelism.zero_stage > 0 and options.engine != "deepspeed"
+        return {"a sharding engine on one rank": sharded, **dict.fromkeys(reasons, True)}
     fsdp = parallelism.engine in ("fsdp1", "fsdp2") and parallelism.zero_stage > 0
     its_name = parallelism.engine.upper()
     deepspeed = parallelism.engine == "deepspeed"
@@ -523,7 +524,7 @@ def _reasons_of_ranks(spec: Spec, options: StateOptions) -> dict[str, bool]:
         "an emptied cache in a pipeline": parallelism.pipeline_parallel > 1 and training.empty_cache_steps is not None,
         "context parallelism by an all-to-all": parallelism.context_parallel > 1 and not has_ring_attention(spec),
         "expert parallelism": parallelism.expert_parallel > 1,
-        "a sharding engine on one rank": alone and parallelism.zero_stage > 0,
+        "a sharding engine on one rank": alone and parallelism.zero_stage > 0 and not deepspeed,
         **dict.fromkeys(lacks(spec, plan_of(spec)) if deepspeed else (), True),
         "fp32 gradients in addition to autograd's on several ranks": not (deepspeed or alone)
         and RECIPES[training.recipe].main_gradients_live in ("backward", "always"),

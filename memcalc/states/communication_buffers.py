@@ -34,9 +34,10 @@ def communication_buffers(spec: Spec, stage: Stage) -> list[RowDraft]:
     if spec.parallelism.engine == "megatron":  # main gradients are one contiguous buffer, reduced in place
         return []
     found = [*pipelining.received(spec, stage)] if pipelining.uses_pipelining(spec) else []
-    if spec.parallelism.shards * spec.parallelism.data_parallel_replicate == 1:
+    options = state_options(spec)
+    if spec.parallelism.shards * spec.parallelism.data_parallel_replicate == 1 and not options.partitions_gradients:
         return found
-    parameters, options = without_companions(stage_parameters(spec, stage)), state_options(spec)
+    parameters = without_companions(stage_parameters(spec, stage))
     if options.engine == "fsdp1":
         return [*found, *construction_rows(parameters, options, is_loaded_whole=spec.training.finetune == "qlora")]
     if shards_loaded_model(spec):

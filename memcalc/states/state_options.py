@@ -115,8 +115,11 @@ class StateOptions(NamedTuple):
 
     @property
     def partitions_gradients(self) -> bool:
-        """Whether DeepSpeed takes every gradient as it is produced and keeps a shard of the reduced gradient."""
-        return self.engine == "deepspeed" and self.zero_stage >= 1 and self.data_parallel > 1
+        """Whether DeepSpeed takes every gradient as it is produced and keeps a shard of the reduced gradient.
+
+        Its stages do so on one rank, too, where the shard is the whole gradient.
+        """
+        return self.engine == "deepspeed" and self.zero_stage >= 1
 
     @property
     def shards_weights(self) -> bool:

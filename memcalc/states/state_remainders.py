@@ -89,7 +89,7 @@ def _copies(
     found: list[BuildOrder] = []
     for copy in copies:
         shards = options.spread(copy.sharded_from_stage)
-        if options.engine == "deepspeed" and shards.ranks > 1:
+        if options.engine == "deepspeed" and options.zero_stage >= copy.sharded_from_stage:
             continue
         if options.engine == "megatron" and is_in_buffer(copy.component, options.zero_stage):
             runs = _once(buffer_sizes(parameters, copy.dtype))
@@ -108,7 +108,7 @@ def _states(
     parameters: LocalParameters, options: StateOptions, states: Sequence[OptimizerState], layers: int
 ) -> list[BuildOrder]:
     """Return the optimizer states in the order of the parameters."""
-    if not states or (options.engine == "deepspeed" and options.spread(1).ranks > 1):
+    if not states or options.partitions_gradients:
         return []
     update = options.update
     if options.engine == "megatron" and options.zero_stage:

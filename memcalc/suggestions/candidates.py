@@ -95,6 +95,8 @@ def _sharding(spec: Spec) -> Iterator[ChangeCandidate]:
     """Yield changes that use the existing ranks: higher ZeRO stages, offload to the host, and expert parallelism."""
     parallelism = spec.parallelism
     if parallelism.data_parallel == 1:
+        if parallelism.ranks == 1 and parallelism.offload == "none":
+            yield from _offloads_of_one_gpu(spec.training.recipe)
         return
     for stage in _stages(spec):
         yield ChangeCandidate("shard more", _stage(spec, stage), _STAGE_COSTS[stage], SAME)
@@ -117,6 +119,21 @@ def _of_megatron(spec: Spec) -> bool:
 def _stages(spec: Spec) -> range:
     """Return the ZeRO stages above the run's; Megatron-Core's distributed optimizer is stage 1, and it has no other."""
     return range(spec.parallelism.zero_stage + 1, 2 if _of_megatron(spec) else 4)
+
+
+def _offloads_of_one_gpu(recipe: str) -> Iterator[ChangeCandidate]:
+    """Yield DeepSpeed's offload on a single GPU: of the optimizer states, then of the weights, too.
+
+    Its recipe of 16-bit weights keeps no fp32 gradients beside the master weights.
+    """
+    recipes = ("training.recipe=mixed-16",) if recipe in ("mixed-18", "mixed-20") else ()
+    for stage, what, cost in (
+        (2, "optimizer", "offload optimizer states; the CPU updates the weights"),
+        (3, "all", "offload weights, too; each module's are copied to the GPU for forward and backward"),
+    ):
+        engine = ("parallelism.engine=deepspeed", f"parallelism.zero_stage={stage}", f"parallelism.offload={what}")
+        overrides = (*engine, *recipes)
+        yield ChangeCandidate("offload with DeepSpeed", overrides, cost, SAME)
 
 
 def _offloads(spec: Spec) -> Iterator[tuple[str, ...]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memcalc.sharding.schedules import lacks
 from memcalc.spec.spec import Spec
-from memcalc.spec.training import TrainingSpec
+from memcalc.spec.training import ParallelismSpec, TrainingSpec
 
 ONE_GPU, SEVERAL_GPUS, GENERATION = "one GPU", "several GPUs", "generation"
 FP8 = "FP8"
@@ -27,7 +27,12 @@ def kinds_of(spec: Spec) -> tuple[str, ...]:
         return _of_generation(spec), GENERATION
     if spec.training.alloc_conf and spec.parallelism.ranks > 1:
         return (SEVERAL_EXPANDABLE,) if _expands(spec.training) else (SEVERAL_SETTINGS,)
-    return _on_one_gpu(spec.training) if spec.parallelism.ranks == 1 else _on_several_gpus(spec)
+    return _on_one_gpu(spec.training) if _is_alone(spec.parallelism) else _on_several_gpus(spec)
+
+
+def _is_alone(parallelism: ParallelismSpec) -> bool:
+    """Return whether one GPU trains without a sharding engine; DeepSpeed's stages run on one, too."""
+    return parallelism.ranks == 1 and not (parallelism.engine == "deepspeed" and parallelism.zero_stage)
 
 
 def program_kinds(spec: Spec) -> tuple[str, ...]:
@@ -43,7 +48,7 @@ def program_kinds(spec: Spec) -> tuple[str, ...]:
         return ()
     parallelism = spec.parallelism
     engine = "DeepSpeed" if parallelism.engine == "deepspeed" else _ENGINES.get(parallelism.engine, parallelism.engine)
-    return f"{PROGRAMS}, {ONE_GPU if parallelism.ranks == 1 else engine}", PROGRAMS
+    return f"{PROGRAMS}, {ONE_GPU if _is_alone(parallelism) else engine}", PROGRAMS
 
 
 def _of_generation(spec: Spec) -> str:

@@ -147,14 +147,6 @@ def test_it_says_what_is_left_out() -> None:
             ),
         ),
         (
-            ("zero_stage=2", "data_parallel=1"),
-            (
-                "parallelism.offload: offload = optimizer on one rank is not modelled: the engine's buffers need "
-                "several ranks. "
-                "Set data_parallel: 2 or more, or offload: none to count it in device memory."
-            ),
-        ),
-        (
             ("zero_stage=2", "offload=all"),
             (
                 "parallelism.offload: offload = all needs engine = deepspeed with zero_stage = 3, or fsdp2, not "

@@ -148,7 +148,7 @@ def test_tables_equal_single_estimates(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("data_parallel=1",), "parallelism.offload: offload = all on one rank is not modelled"),
+        (("data_parallel=1",), "parallelism.offload: offload = all with engine = fsdp2 on one rank is not modelled."),
         (
             ("optimizer=lamb",),
             "training.optimizer: optimizer = lamb has no CPU kernel, and offload runs the optimizer on the CPU.",

@@ -42,11 +42,11 @@ def offload(spec: Spec) -> Iterator[Violation]:
             f"{', or fsdp2' if what == 'all' else ''}, not {engine} with zero_stage = {stage}.",
             f"Set engine: deepspeed and zero_stage: {'3' if LEAST_STAGE[what] == 3 else '2 or 3'}, or offload: none.",
         )
-    if parallelism.shards == 1:
+    if parallelism.shards == 1 and engine == "fsdp2":
         yield Violation(
             KEY,
-            f"offload = {what} on one rank is not modelled: the engine's buffers need several ranks.",
-            "Set data_parallel: 2 or more, or offload: none to count it in device memory.",
+            f"offload = {what} with engine = fsdp2 on one rank is not modelled.",
+            "Set data_parallel: 2 or more, engine: deepspeed, or offload: none to count it in device memory.",
         )
     if what != "parameters":
         yield from _kernels(spec, TORCH_ON_THE_CPU if engine == "fsdp2" else DEEPSPEED_ON_THE_CPU)
