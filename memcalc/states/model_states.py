@@ -48,7 +48,11 @@ def state_totals(spec: Spec, stage: Stage, *, tails: bool = True) -> Mapping[str
 
 def earlier_gradients(spec: Spec, chunk: Stage) -> tuple[RowDraft, ...]:
     """Return the gradients of a chunk in the phases in which they exist only because of earlier micro-batches."""
-    parameters, options = stage_parameters(spec, chunk), _choice(spec)
+    return _earlier_gradients(stage_parameters(spec, chunk), _choice(spec))
+
+
+@lru_cache(maxsize=1024)
+def _earlier_gradients(parameters: LocalParameters, options: StateOptions) -> tuple[RowDraft, ...]:
     without, _ = _state_items((_Model(parameters, options.without_accumulation()),))
     counted, _ = _state_items((_Model(parameters, options),))
     elsewhere: dict[RowDraft, int] = {}

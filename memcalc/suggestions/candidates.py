@@ -133,7 +133,8 @@ def _offloads_of_one_gpu(recipe: str) -> Iterator[ChangeCandidate]:
     ):
         engine = ("parallelism.engine=deepspeed", f"parallelism.zero_stage={stage}", f"parallelism.offload={what}")
         overrides = (*engine, *recipes)
-        yield ChangeCandidate("offload with DeepSpeed", overrides, cost, SAME)
+        rounds = "; gradients are in 16 bits" if recipes else ""
+        yield ChangeCandidate("offload with DeepSpeed", overrides, cost + rounds, SAME)
 
 
 def _offloads(spec: Spec) -> Iterator[tuple[str, ...]]:
