@@ -16,14 +16,9 @@ def place_optimizer(draft: Draft, device: object, parameters: object = None) -> 
     """Set DeepSpeed's offload of fp32 master weights, optimizer states and parameters, if it is modelled."""
     where = {name: on for name, on in (("optimizer", device), ("param", parameters)) if on in ("cpu", "nvme")}
     stage, placed = draft.values.get("parallelism.zero_stage", 0), []
-    several = draft.values.get("parallelism.data_parallel") != 1
     for name, place in where.items():
         stages = (2, 3) if name == "optimizer" else (3,)
-        if (
-            stage not in stages
-            or not several
-            or ("optimizer" in where and not _has_kernels(draft, DEEPSPEED_ON_THE_CPU))
-        ):
+        if stage not in stages or ("optimizer" in where and not _has_kernels(draft, DEEPSPEED_ON_THE_CPU)):
             what = f"offload_{name} of such a run"
             draft.limit(what, "it is counted in device memory", holds_memory=False)
             continue

@@ -272,8 +272,10 @@ def test_accelerates_offload_is_deepspeeds(tmp_path: Path) -> None:
 
     assert load(written(tmp_path, "zero.yaml", text), ("preset=gpt2",)).parallelism.offload == "optimizer"
     alone = load(written(tmp_path, "one.yaml", text.replace("s: 4", "s: 1")), ("preset=gpt2",))
-    assert alone.parallelism.offload == "none"
-    assert NO_OFFLOAD in alone.origin.notes
+    assert alone.parallelism.offload == "optimizer"
+    unsharded = load(written(tmp_path, "whole.yaml", text.replace("zero_stage: 2", "zero_stage: 1")), ("preset=gpt2",))
+    assert unsharded.parallelism.offload == "none"
+    assert NO_OFFLOAD in unsharded.origin.notes
 
 
 def test_a_global_batch_fills_the_pipeline_however_many_replicas_there_are(tmp_path: Path) -> None:
