@@ -53,7 +53,7 @@ class Moment(NamedTuple):
 
     def exceeds(self, other: Moment) -> bool:
         """Return whether it holds at least as much of everything as another one, and is not equal to it."""
-        if self == other or self.after_forward != other.after_forward or self.chunk.numbers != other.chunk.numbers:
+        if self == other or self.after_forward != other.after_forward or self.chunk.first != other.chunk.first:
             return False
         pairs = zip(self._amounts, other._amounts, strict=True)
         return all(own >= its for own, its in pairs)
