@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable
 from functools import lru_cache
-from itertools import cycle
+from itertools import cycle, islice
 from math import ceil
 
 from memcalc.errors import OutOfMemory
@@ -208,6 +208,7 @@ class SimulatedRun:
         self.steady_step: RecordedRequests | None = None  # the optimizer step, for all steps but the first
         self.steady_gradients: list[int] = []  # the gradients it was recorded with
         self.steps = 0  # completed
+        self._alike = self._steps_alike()
 
     def play(self) -> Requests:
         """Record all phases."""
@@ -217,7 +218,7 @@ class SimulatedRun:
         played = (*PHASES, *between, *STEADY * self._more_steps)  # the placement of blocks settles in the second step
         for phase, following in zip(played, (*played[1:], ""), strict=True):
             # The gradients of the step before are freed.
-            if phase == f"forward_{STEPS}" and not self.lengths and not training.empty_cache_steps:
+            if phase == f"forward_{STEPS}" and self.steps in self._alike:
                 self.requests.begin_steady_step()
             self.requests.begin(phase)
             if phase == "optimizer":
@@ -237,6 +238,14 @@ class SimulatedRun:
         training = self.spec.training
         each = min(training.gradient_accumulation_steps, MICRO_BATCHES)
         return max(ceil(len(self.lengths) / each) - STEPS, 1 if training.empty_cache_steps is None else EMPTYING_CYCLE)
+
+    def _steps_alike(self) -> list[int]:
+        """Return the number of steps before the last one, and before a steady one with the same lengths; empty: none."""
+        training = self.spec.training
+        each, last = min(training.gradient_accumulation_steps, MICRO_BATCHES), STEPS + self._more_steps - 1
+        lengths = [[*islice(cycle(self.lengths), step * each, (step + 1) * each)] for step in range(last + 1)]
+        alike = [step for step in range(STEPS - 1, last + 1) if lengths[step] == lengths[last]]
+        return alike[-2:] if len(alike) > 1 and training.empty_cache_steps is None else []
 
     def _make(self, built: InitialTensors) -> list[int]:
         found: list[int] = []
