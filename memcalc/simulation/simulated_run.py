@@ -7,8 +7,8 @@ free at each request. So the steps are replayed from the first weight on, with t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable
-from functools import lru_cache
+from collections.abc import Callable, Hashable
+from functools import lru_cache, partial
 from itertools import cycle, islice
 from math import ceil
 
@@ -20,7 +20,7 @@ from memcalc.layout.stages import Stage, stages_of
 from memcalc.layout.teacher import teacher_run, teacher_stage
 from memcalc.ledger.component import Component
 from memcalc.ledger.row_drafts import BIT, EVALUATION, GENERATION, PHASES, STEPS
-from memcalc.programs.sized_program import run_sizer
+from memcalc.programs.sized_program import ProgramSizer, run_sizer
 from memcalc.sharding.deepspeed import lacks
 from memcalc.sharding.engine import Engine, by_unit
 from memcalc.sharding.engines import arriving_gradients, engine_of, gradient_names, reference_engine_of
@@ -83,6 +83,10 @@ def _recorded(spec: Spec, stage: Stage, rank: int | None, lengths: tuple[int, ..
     if spec.inference is not None:
         return GenerationRequests(spec, Requests()).record()
     if spec.parallelism.pipeline_parallel == 1:
+        from memcalc.simulation.length_recordings import can_share, length_recordings  # they record a SimulatedRun
+
+        if lengths and can_share(spec):
+            return length_recordings(spec, rank).requests(lengths)
         return SimulatedRun(spec, Requests(), rank=rank, lengths=lengths).play()
     if state_options(spec).engine == "megatron":
         from memcalc.simulation.megatron_pipeline import MegatronPipeline  # it extends SimulatedRun
@@ -150,6 +154,7 @@ class SimulatedRun:
         stage: the pipeline stage; None: the first.
         rank: the data-parallel rank; None: the one that holds most.
         lengths: sequence length of each micro-batch; empty: all are of the same length.
+        sizer_of: function that returns the sizer of a run's blocks; None: the run's own sizes.
     """
 
     passing_type = ForwardBackward
@@ -161,10 +166,12 @@ class SimulatedRun:
         stage: Stage | None = None,
         rank: int | None = None,
         lengths: tuple[int, ...] = (),
+        sizer_of: Callable[[Spec], ProgramSizer] | None = None,
     ) -> None:
         self.spec, self.stage, self.choice = spec, stage or stages_of(spec)[0], state_options(spec)
         self.lengths, self.next_lengths = lengths, cycle(lengths or (spec.training.sequence_length,))
         self.card = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
+        self.sizer_of = sizer_of or partial(run_sizer, gpu=self.card)
         self.workspace = workspace("forward", spec, self.card, 0)
         parameters = stage_parameters(spec, self.stage)
         parts = groups(parameters, self.choice)
@@ -197,6 +204,7 @@ class SimulatedRun:
         self.stale: list[int] = []  # gradients of the previous step
         self.remaining: list[int] = []  # the embedding's gradient, if zero_grad does not free it
         self.passing: MicroBatch | None = None  # the current micro-batch
+        self.micro_batches: list[int] = []  # for each micro-batch so far the number of intervals before it
         self.length = 0  # its sequence length
         self.reference_engine: Engine | None = None  # of a model that scores each micro-batch of the policy
         # The reference's batches by sequence length and number of samples.
@@ -240,7 +248,7 @@ class SimulatedRun:
         return max(ceil(len(self.lengths) / each) - STEPS, 1 if training.empty_cache_steps is None else EMPTYING_CYCLE)
 
     def _steps_alike(self) -> list[int]:
-        """Return the number of steps before the last one, and before a steady one with the same lengths; empty: none."""
+        """Return the number of steps before the last one, and before a steady one with its lengths; empty: none."""
         training = self.spec.training
         each, last = min(training.gradient_accumulation_steps, MICRO_BATCHES), STEPS + self._more_steps - 1
         lengths = [[*islice(cycle(self.lengths), step * each, (step + 1) * each)] for step in range(last + 1)]
@@ -326,13 +334,14 @@ class SimulatedRun:
         self.engine.prepare()
         self.engine.begin(have_gradients=bool(self.gradients), last=last)
         exist = bool(self.gradients) or self.engine.has_unsharded_gradients
+        self.micro_batches.append(len(self.requests.stretches) - 1)
         self.length = next(self.next_lengths)
         key = exist, self.length
         if key not in self.kinds or not self.repeats:
             run = with_length(self.spec, self.length)
             plan = plan_of(run)
             arriving = arriving_gradients(run, self.engine, exist=exist)
-            parts = StageBlocks(run, self.stage, run_sizer(run, self.card), arriving, plan)
+            parts = StageBlocks(run, self.stage, self.sizer_of(run), arriving, plan)
             known = self.kinds.get(key)
             passing = (
                 known.passing

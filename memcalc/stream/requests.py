@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple, Self
@@ -289,6 +290,12 @@ class Requests:
         for number, parts in written.parts.items():
             self._parts[new[number]] = tuple(new[part] for part in parts)
         self._script.extend([change if change >= 0 else ~new[~change] for change in written.script])
+
+    def with_intervals(self, intervals: list[RequestInterval]) -> Requests:
+        """Return the same requests with other sizes. Both share all else: neither may be recorded to."""
+        found = copy(self)
+        found.stretches = intervals
+        return found
 
     def carried(self) -> list[tuple[int, int]] | None:
         """Return pairs of storages that the two steady steps free, but that were allocated before each of them.
