@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property, lru_cache
+from itertools import chain, cycle
 from typing import NamedTuple
 
 from memcalc.allocator.pytorch.constants import STREAM_SHIFT
@@ -22,7 +23,7 @@ from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.spec.scoring import scored_by_reference
 from memcalc.spec.spec import Spec
 from memcalc.states.state_options import state_options
-from memcalc.stream.requests import Requests
+from memcalc.stream.requests import Beginning, Requests
 from memcalc.workspaces import Script
 
 _SIZE = (1 << STREAM_SHIFT) - 1  # the bits of an encoded request without its stream
@@ -53,6 +54,13 @@ class Shape(NamedTuple):
 
     is_empty: list[bool]
     workspaces: dict[int, list[int]]
+
+    def covers(self, other: Shape) -> bool:
+        """Return whether the other requests are the same, except that storages may be empty."""
+        return self == other or (
+            all(theirs or not ours for ours, theirs in zip(self.is_empty, other.is_empty, strict=True))
+            and all(theirs in ([], self.workspaces[at]) for at, theirs in other.workspaces.items())
+        )
 
 
 class OpenProgram(SizedProgram):
@@ -180,7 +188,7 @@ class LengthRecording:
         run = SimulatedRun(
             spec, Requests(), rank=rank, lengths=lengths, sizer_of=lambda run: sizers[run.training.sequence_length]
         )
-        self._requests, self._begins = run.play(), run.micro_batches
+        self._requests, self._beginnings = run.play(), run.beginnings
         self._programs = {slot.program for slot in self._slots}
         scripts = (interval.script for interval in self._requests.stretches)
         self._open = {change for script in scripts for change in script if change > 0 and change & _SIZE >= _FIRST}
@@ -190,29 +198,49 @@ class LengthRecording:
 
     def serves(self, lengths: tuple[int, ...]) -> bool:
         """Return whether an order of lengths makes the same requests, of other sizes."""
-        pairs = {*zip(lengths, self._lengths, strict=True)}
-        return len(pairs) == len({*lengths}) == len({*self._lengths}) and all(
-            self._are_alike(self._batches(one), self._batches(other)) for one, other in pairs
-        )
+        pairs = {*zip(self._lengths, lengths, strict=True)}
+        return all(self._covers(self._batches(ours), self._batches(other)) for ours, other in pairs)
 
-    def _are_alike(self, one: BatchLength, other: BatchLength) -> bool:
-        return one.blocks == other.blocks and all(one.shape(each) == other.shape(each) for each in self._programs)
+    def _covers(self, ours: BatchLength, other: BatchLength) -> bool:
+        return ours.blocks == other.blocks and all(
+            ours.shape(program).covers(other.shape(program)) for program in self._programs
+        )
 
     def requests(self, lengths: tuple[int, ...]) -> Requests:
         """Return the requests of an order of lengths that it serves."""
         tables = {length: self._table(self._batches(length)) for length in lengths}
-        stretches = [*self._requests.stretches]
-        for number, (begin, end) in enumerate(zip(self._begins, (*self._begins[1:], len(stretches)), strict=True)):
-            size_of = tables[lengths[number % len(lengths)]].get
-            for at in range(begin, end):
-                script = [size_of(change, change) for change in stretches[at].script]
+        stretches, empty = [*self._requests.stretches], set[int]()
+        following = (*self._beginnings[1:], Beginning(len(stretches), len(self._requests.labels)))
+        for begin, end, length in zip(self._beginnings, following, cycle(lengths), strict=False):
+            table = tables[length]
+            for at in range(begin.stretch, end.stretch):
+                script = [table.get(change, change) for change in stretches[at].script]
+                stretches[at] = stretches[at]._replace(script=script)
+            numbers = chain.from_iterable(self._numbers[change] for change, size in table.items() if not size)
+            empty.update(number for number in numbers if begin.storage <= number < end.storage)
+        if empty:  # nothing is allocated, and so nothing freed
+            for at in range(self._beginnings[0].stretch, len(stretches)):
+                script = [change for change in stretches[at].script if change >= 0 or ~change not in empty]
                 stretches[at] = stretches[at]._replace(script=script)
         return self._requests.with_intervals(stretches)
 
     def _table(self, length: BatchLength) -> dict[int, int]:
         """Return the encoded request for each encoded placeholder."""
         sizes = {placeholder: length.size(slot) for slot, placeholder in self._slots.items()}
-        return {change: change - (change & _SIZE) + sizes[change & _SIZE] for change in self._open}
+        return {
+            change: change - placeholder + size if (size := sizes[placeholder := change & _SIZE]) else 0
+            for change in self._open
+        }
+
+    @cached_property
+    def _numbers(self) -> dict[int, list[int]]:
+        """The storages of each encoded placeholder."""
+        found: dict[int, list[int]] = {change: [] for change in self._open}
+        scripts = (interval.script for interval in self._requests.stretches)
+        for number, change in enumerate(change for script in scripts for change in script if change >= 0):
+            if change in found:
+                found[change].append(number)
+        return found
 
 
 class LengthRecordings:
@@ -229,12 +257,18 @@ class LengthRecordings:
         self._known: list[LengthRecording] = []
 
     def requests(self, lengths: tuple[int, ...]) -> Requests:
-        """Return the requests of an order of lengths, from a recording that serves it, or a new one."""
-        found = next((each for each in self._known if each.serves(lengths)), None)
-        if found is None:
-            found = LengthRecording(self._spec, self._rank, lengths, self._batches)
-            self._known.append(found)
+        """Return the requests of an order of lengths.
+
+        Most orders are served by a recording of batches that are as long as possible, because they need all workspaces.
+        """
+        if not self._known:
+            self._record((self._spec.training.sequence_length,) * len(lengths))
+        found = next((each for each in self._known if each.serves(lengths)), None) or self._record(lengths)
         return found.requests(lengths)
+
+    def _record(self, lengths: tuple[int, ...]) -> LengthRecording:
+        self._known.append(LengthRecording(self._spec, self._rank, lengths, self._batches))
+        return self._known[-1]
 
     def _batches(self, length: int) -> BatchLength:
         if length not in self._lengths:

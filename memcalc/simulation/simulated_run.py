@@ -49,7 +49,7 @@ from memcalc.states.gradient_policy import embedding_gradient_stays, gradient_po
 from memcalc.states.optimizers.parameter_order import in_order
 from memcalc.states.persistent import logits_of_the_step_before, returns_loss, workspace
 from memcalc.states.state_options import StateOptions, groups, state_options
-from memcalc.stream.requests import RecordedRequests, Replay, Requests, replay
+from memcalc.stream.requests import Beginning, RecordedRequests, Replay, Requests, replay
 
 STEADY = tuple(phase for phase in PHASES if phase.endswith(f"_{STEPS}"))
 # Of a step's micro-batches the first creates gradients, the second adds to them, and the third finds the same free
@@ -204,7 +204,7 @@ class SimulatedRun:
         self.stale: list[int] = []  # gradients of the previous step
         self.remaining: list[int] = []  # the embedding's gradient, if zero_grad does not free it
         self.passing: MicroBatch | None = None  # the current micro-batch
-        self.micro_batches: list[int] = []  # for each micro-batch so far the number of intervals before it
+        self.beginnings: list[Beginning] = []  # of micro-batches
         self.length = 0  # its sequence length
         self.reference_engine: Engine | None = None  # of a model that scores each micro-batch of the policy
         # The reference's batches by sequence length and number of samples.
@@ -334,7 +334,7 @@ class SimulatedRun:
         self.engine.prepare()
         self.engine.begin(have_gradients=bool(self.gradients), last=last)
         exist = bool(self.gradients) or self.engine.has_unsharded_gradients
-        self.micro_batches.append(len(self.requests.stretches) - 1)
+        self.beginnings.append(self.requests.beginning())
         self.length = next(self.next_lengths)
         key = exist, self.length
         if key not in self.kinds or not self.repeats:

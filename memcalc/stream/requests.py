@@ -79,8 +79,8 @@ class RequestInterval(NamedTuple):
         return not (self.phase or self.script)
 
 
-class SteadyStep(NamedTuple):
-    """The beginning of a steady step: the numbers of intervals and of storages before it."""
+class Beginning(NamedTuple):
+    """The beginning of a steady step or a micro-batch: the numbers of intervals and of storages before it."""
 
     stretch: int
     storage: int
@@ -149,7 +149,7 @@ class Requests:
 
     def __init__(self) -> None:
         self.stretches: list[RequestInterval] = []
-        self.steady: list[SteadyStep] = []  # the last one is the end of the run
+        self.steady: list[Beginning] = []  # the last one is the end of the run
         self.rounds = 1  # of the loop that is being recorded
         self.loops: list[Loop] = []  # in order; empty for a replay
         self.labels: list[Label] = []
@@ -168,7 +168,11 @@ class Requests:
 
     def begin_steady_step(self) -> None:
         """Mark the beginning of a steady step, before its forward."""
-        self.steady.append(SteadyStep(len(self.stretches), len(self._owners)))
+        self.steady.append(Beginning(len(self.stretches), len(self._owners)))
+
+    def beginning(self) -> Beginning:
+        """Return where the current interval begins, in which nothing has been recorded yet."""
+        return Beginning(len(self.stretches) - 1, len(self._owners))
 
     @contextmanager
     def repeat(self, rounds: int) -> Iterator[None]:
