@@ -18,7 +18,7 @@ from memcalc.layout.stages import LayerModules, Stage, layer_modules, stages_of
 from memcalc.programs.program import Program
 from memcalc.programs.sized_program import ProgramSizer, SizedProgram, run_sizer
 from memcalc.simulation.batch_lengths import with_length
-from memcalc.simulation.simulated_run import SimulatedRun
+from memcalc.simulation.simulated_run import SimulatedRun, repeated_steps
 from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.spec.scoring import scored_by_reference
 from memcalc.spec.spec import Spec
@@ -182,13 +182,13 @@ class LengthRecording:
     def __init__(
         self, spec: Spec, rank: int | None, lengths: tuple[int, ...], batches: Callable[[int], BatchLength]
     ) -> None:
-        self._lengths, self._batches = lengths, batches
+        self._spec, self._lengths, self._batches = spec, lengths, batches
         self._slots: dict[Slot, int] = {}  # with their placeholders
         sizers = {length: OpenSizer(batches(length), self._placeholder) for length in lengths}
         run = SimulatedRun(
             spec, Requests(), rank=rank, lengths=lengths, sizer_of=lambda run: sizers[run.training.sequence_length]
         )
-        self._requests, self._beginnings = run.play(), run.beginnings
+        self._requests, self._beginnings, self._steps = run.play(), run.beginnings, run.steady_steps
         self._programs = {slot.program for slot in self._slots}
         scripts = (interval.script for interval in self._requests.stretches)
         self._open = {change for script in scripts for change in script if change > 0 and change & _SIZE >= _FIRST}
@@ -222,7 +222,7 @@ class LengthRecording:
             for at in range(self._beginnings[0].stretch, len(stretches)):
                 script = [change for change in stretches[at].script if change >= 0 or ~change not in empty]
                 stretches[at] = stretches[at]._replace(script=script)
-        return self._requests.with_intervals(stretches)
+        return self._requests.with_intervals(stretches, repeated_steps(self._spec, lengths, self._steps))
 
     def _table(self, length: BatchLength) -> dict[int, int]:
         """Return the encoded request for each encoded placeholder."""

@@ -7,7 +7,7 @@ free at each request. So the steps are replayed from the first weight on, with t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache, partial
 from itertools import cycle, islice
 from math import ceil
@@ -123,6 +123,21 @@ def simulate(spec: Spec, alloc_conf: str = "", stage: Stage | None = None, rank:
         return replay(requests, settings, torch, capacity=gpu.usable_bytes)
 
 
+def repeated_steps(spec: Spec, lengths: tuple[int, ...], steps: Sequence[Beginning]) -> list[Beginning]:
+    """Return the last of a run's steady steps, and the one before it with batches of the same lengths; empty: none is.
+
+    Args:
+        spec: the run.
+        lengths: sequence length of each micro-batch, in turn; empty: all are of the same length.
+        steps: the beginnings of all steps but the first.
+    """
+    each = min(spec.training.gradient_accumulation_steps, MICRO_BATCHES)
+    numbers = range(STEPS - 1, STEPS - 1 + len(steps))
+    of_steps = [[*islice(cycle(lengths), number * each, (number + 1) * each)] for number in numbers]
+    alike = [step for step, its in zip(steps, of_steps, strict=True) if its == of_steps[-1]]
+    return alike[-2:] if len(alike) > 1 and spec.training.empty_cache_steps is None else []
+
+
 class Teacher:
     """The teacher of a simulated run.
 
@@ -216,7 +231,7 @@ class SimulatedRun:
         self.steady_step: RecordedRequests | None = None  # the optimizer step, for all steps but the first
         self.steady_gradients: list[int] = []  # the gradients it was recorded with
         self.steps = 0  # completed
-        self._alike = self._steps_alike()
+        self.steady_steps: list[Beginning] = []
 
     def play(self) -> Requests:
         """Record all phases."""
@@ -226,8 +241,8 @@ class SimulatedRun:
         played = (*PHASES, *between, *STEADY * self._more_steps)  # the placement of blocks settles in the second step
         for phase, following in zip(played, (*played[1:], ""), strict=True):
             # The gradients of the step before are freed.
-            if phase == f"forward_{STEPS}" and self.steps in self._alike:
-                self.requests.begin_steady_step()
+            if phase == f"forward_{STEPS}":
+                self.steady_steps.append(self.requests.next_beginning())
             self.requests.begin(phase)
             if phase == "optimizer":
                 trained = (self.weights.get(parameter) for parameter in self.ordered if parameter.trains)
@@ -238,6 +253,7 @@ class SimulatedRun:
             self._run(phase)
             for index in [index for index in self.alive if following and not self.built[index].mask & BIT[following]]:
                 self.requests.drop(self.alive.pop(index))
+        self.requests.steady = repeated_steps(self.spec, self.lengths, self.steady_steps)
         return self.requests
 
     @property
@@ -246,14 +262,6 @@ class SimulatedRun:
         training = self.spec.training
         each = min(training.gradient_accumulation_steps, MICRO_BATCHES)
         return max(ceil(len(self.lengths) / each) - STEPS, 1 if training.empty_cache_steps is None else EMPTYING_CYCLE)
-
-    def _steps_alike(self) -> list[int]:
-        """Return the number of steps before the last one, and before a steady one with its lengths; empty: none."""
-        training = self.spec.training
-        each, last = min(training.gradient_accumulation_steps, MICRO_BATCHES), STEPS + self._more_steps - 1
-        lengths = [[*islice(cycle(self.lengths), step * each, (step + 1) * each)] for step in range(last + 1)]
-        alike = [step for step in range(STEPS - 1, last + 1) if lengths[step] == lengths[last]]
-        return alike[-2:] if len(alike) > 1 and training.empty_cache_steps is None else []
 
     def _make(self, built: InitialTensors) -> list[int]:
         found: list[int] = []

@@ -149,7 +149,7 @@ class Requests:
 
     def __init__(self) -> None:
         self.stretches: list[RequestInterval] = []
-        self.steady: list[Beginning] = []  # the last one is the end of the run
+        self.steady: list[Beginning] = []  # two steps that may repeat; the last one is the end of the run
         self.rounds = 1  # of the loop that is being recorded
         self.loops: list[Loop] = []  # in order; empty for a replay
         self.labels: list[Label] = []
@@ -166,9 +166,9 @@ class Requests:
         self._script = []
         self.stretches.append(RequestInterval(phase, self._script))
 
-    def begin_steady_step(self) -> None:
-        """Mark the beginning of a steady step, before its forward."""
-        self.steady.append(Beginning(len(self.stretches), len(self._owners)))
+    def next_beginning(self) -> Beginning:
+        """Return where the next interval begins."""
+        return Beginning(len(self.stretches), len(self._owners))
 
     def beginning(self) -> Beginning:
         """Return where the current interval begins, in which nothing has been recorded yet."""
@@ -295,10 +295,10 @@ class Requests:
             self._parts[new[number]] = tuple(new[part] for part in parts)
         self._script.extend([change if change >= 0 else ~new[~change] for change in written.script])
 
-    def with_intervals(self, intervals: list[RequestInterval]) -> Requests:
-        """Return the same requests with other sizes. Both share all else: neither may be recorded to."""
+    def with_intervals(self, intervals: list[RequestInterval], steady: list[Beginning]) -> Requests:
+        """Return the same requests with other sizes and steady steps. Both share all else: record to neither."""
         found = copy(self)
-        found.stretches = intervals
+        found.stretches, found.steady = intervals, steady
         return found
 
     def carried(self) -> list[tuple[int, int]] | None:
