@@ -23,7 +23,7 @@ WINDOW = ("b=1", "s=4096", "num_layers=2", "implementation=huggingface", "attent
 
 
 def requests_of(requests: Requests) -> list[tuple[str, bool, list[int]]]:
-    """The requests by interval, without empty ones, with the others counted anew."""
+    """The requests by interval, without empty ones, with the others counted from 0."""
     made, number = dict[int, int](), 0
     found = []
     for each in requests.stretches:
