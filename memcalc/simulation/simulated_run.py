@@ -7,9 +7,9 @@ free at each request. So the steps are replayed from the first weight on, with t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable
-from functools import lru_cache
-from itertools import cycle
+from collections.abc import Callable, Hashable, Sequence
+from functools import lru_cache, partial
+from itertools import cycle, islice
 from math import ceil
 
 from memcalc.errors import OutOfMemory
@@ -20,7 +20,7 @@ from memcalc.layout.stages import Stage, stages_of
 from memcalc.layout.teacher import teacher_run, teacher_stage
 from memcalc.ledger.component import Component
 from memcalc.ledger.row_drafts import BIT, EVALUATION, GENERATION, PHASES, STEPS
-from memcalc.programs.sized_program import run_sizer
+from memcalc.programs.sized_program import ProgramSizer, run_sizer
 from memcalc.sharding.deepspeed import lacks
 from memcalc.sharding.engine import Engine, by_unit
 from memcalc.sharding.engines import arriving_gradients, engine_of, gradient_names, reference_engine_of
@@ -49,7 +49,7 @@ from memcalc.states.gradient_policy import embedding_gradient_stays, gradient_po
 from memcalc.states.optimizers.parameter_order import in_order
 from memcalc.states.persistent import logits_of_the_step_before, returns_loss, workspace
 from memcalc.states.state_options import StateOptions, groups, state_options
-from memcalc.stream.requests import RecordedRequests, Replay, Requests, replay
+from memcalc.stream.requests import Beginning, RecordedRequests, Replay, Requests, replay
 
 STEADY = tuple(phase for phase in PHASES if phase.endswith(f"_{STEPS}"))
 # Of a step's micro-batches the first creates gradients, the second adds to them, and the third finds the same free
@@ -83,6 +83,10 @@ def _recorded(spec: Spec, stage: Stage, rank: int | None, lengths: tuple[int, ..
     if spec.inference is not None:
         return GenerationRequests(spec, Requests()).record()
     if spec.parallelism.pipeline_parallel == 1:
+        from memcalc.simulation.length_recordings import can_share, length_recordings  # they record a SimulatedRun
+
+        if lengths and can_share(spec):
+            return length_recordings(spec, rank).requests(lengths)
         return SimulatedRun(spec, Requests(), rank=rank, lengths=lengths).play()
     if state_options(spec).engine == "megatron":
         from memcalc.simulation.megatron_pipeline import MegatronPipeline  # it extends SimulatedRun
@@ -119,6 +123,21 @@ def simulate(spec: Spec, alloc_conf: str = "", stage: Stage | None = None, rank:
         return replay(requests, settings, torch, capacity=gpu.usable_bytes)
 
 
+def repeated_steps(spec: Spec, lengths: tuple[int, ...], steps: Sequence[Beginning]) -> list[Beginning]:
+    """Return the last of a run's steady steps, and the one before it with batches of the same lengths; empty: none is.
+
+    Args:
+        spec: the run.
+        lengths: sequence length of each micro-batch, in turn; empty: all are of the same length.
+        steps: the beginnings of all steps but the first.
+    """
+    each = min(spec.training.gradient_accumulation_steps, MICRO_BATCHES)
+    numbers = range(STEPS - 1, STEPS - 1 + len(steps))
+    of_steps = [[*islice(cycle(lengths), number * each, (number + 1) * each)] for number in numbers]
+    alike = [step for step, its in zip(steps, of_steps, strict=True) if its == of_steps[-1]]
+    return alike[-2:] if len(alike) > 1 and spec.training.empty_cache_steps is None else []
+
+
 class Teacher:
     """The teacher of a simulated run.
 
@@ -150,6 +169,7 @@ class SimulatedRun:
         stage: the pipeline stage; None: the first.
         rank: the rank, as in `ranks_to_replay`; None: the one that holds most.
         lengths: sequence length of each micro-batch; empty: all are of the same length.
+        sizer_of: function that returns the sizer of a run's blocks; None: the run's own sizes.
     """
 
     passing_type = ForwardBackward
@@ -161,11 +181,13 @@ class SimulatedRun:
         stage: Stage | None = None,
         rank: int | None = None,
         lengths: tuple[int, ...] = (),
+        sizer_of: Callable[[Spec], ProgramSizer] | None = None,
     ) -> None:
         self.spec, self.stage, self.choice = spec, stage or stages_of(spec)[0], state_options(spec)
         self.rank_in_ring = rank if has_ring_attention(spec) else None
         self.lengths, self.next_lengths = lengths, cycle(lengths or (spec.training.sequence_length,))
         self.card = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
+        self.sizer_of = sizer_of or partial(run_sizer, gpu=self.card, rank_in_ring=self.rank_in_ring)
         self.workspace = workspace("forward", spec, self.card, 0)
         parameters = stage_parameters(spec, self.stage)
         parts = groups(parameters, self.choice)
@@ -198,6 +220,7 @@ class SimulatedRun:
         self.stale: list[int] = []  # gradients of the previous step
         self.remaining: list[int] = []  # the embedding's gradient, if zero_grad does not free it
         self.passing: MicroBatch | None = None  # the current micro-batch
+        self.beginnings: list[Beginning] = []  # of micro-batches
         self.length = 0  # its sequence length
         self.reference_engine: Engine | None = None  # of a model that scores each micro-batch of the policy
         # The reference's batches by sequence length and number of samples.
@@ -209,6 +232,7 @@ class SimulatedRun:
         self.steady_step: RecordedRequests | None = None  # the optimizer step, for all steps but the first
         self.steady_gradients: list[int] = []  # the gradients it was recorded with
         self.steps = 0  # completed
+        self.steady_steps: list[Beginning] = []
 
     def play(self) -> Requests:
         """Record all phases."""
@@ -218,8 +242,8 @@ class SimulatedRun:
         played = (*PHASES, *between, *STEADY * self._more_steps)  # the placement of blocks settles in the second step
         for phase, following in zip(played, (*played[1:], ""), strict=True):
             # The gradients of the step before are freed.
-            if phase == f"forward_{STEPS}" and not self.lengths and not training.empty_cache_steps:
-                self.requests.begin_steady_step()
+            if phase == f"forward_{STEPS}":
+                self.steady_steps.append(self.requests.next_beginning())
             self.requests.begin(phase)
             if phase == "optimizer":
                 trained = (self.weights.get(parameter) for parameter in self.ordered if parameter.trains)
@@ -230,6 +254,7 @@ class SimulatedRun:
             self._run(phase)
             for index in [index for index in self.alive if following and not self.built[index].mask & BIT[following]]:
                 self.requests.drop(self.alive.pop(index))
+        self.requests.steady = repeated_steps(self.spec, self.lengths, self.steady_steps)
         return self.requests
 
     @property
@@ -318,13 +343,14 @@ class SimulatedRun:
         self.engine.prepare()
         self.engine.begin(have_gradients=bool(self.gradients), last=last)
         exist = bool(self.gradients) or self.engine.has_unsharded_gradients
+        self.beginnings.append(self.requests.beginning())
         self.length = next(self.next_lengths)
         key = exist, self.length
         if key not in self.kinds or not self.repeats:
             run = with_length(self.spec, self.length)
             plan = plan_of(run)
             arriving = arriving_gradients(run, self.engine, exist=exist)
-            parts = StageBlocks(run, self.stage, run_sizer(run, self.card, self.rank_in_ring), arriving, plan)
+            parts = StageBlocks(run, self.stage, self.sizer_of(run), arriving, plan)
             known = self.kinds.get(key)
             passing = (
                 known.passing

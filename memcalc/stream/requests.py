@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple, Self
@@ -78,8 +79,8 @@ class RequestInterval(NamedTuple):
         return not (self.phase or self.script)
 
 
-class SteadyStep(NamedTuple):
-    """The beginning of a steady step: the numbers of intervals and of storages before it."""
+class Beginning(NamedTuple):
+    """The beginning of a steady step or a micro-batch: the numbers of intervals and of storages before it."""
 
     stretch: int
     storage: int
@@ -148,7 +149,7 @@ class Requests:
 
     def __init__(self) -> None:
         self.stretches: list[RequestInterval] = []
-        self.steady: list[SteadyStep] = []  # the last one is the end of the run
+        self.steady: list[Beginning] = []  # two steps that may repeat; the last one is the end of the run
         self.rounds = 1  # of the loop that is being recorded
         self.loops: list[Loop] = []  # in order; empty for a replay
         self.labels: list[Label] = []
@@ -165,9 +166,13 @@ class Requests:
         self._script = []
         self.stretches.append(RequestInterval(phase, self._script))
 
-    def begin_steady_step(self) -> None:
-        """Mark the beginning of a steady step, before its forward."""
-        self.steady.append(SteadyStep(len(self.stretches), len(self._owners)))
+    def next_beginning(self) -> Beginning:
+        """Return where the next interval begins."""
+        return Beginning(len(self.stretches), len(self._owners))
+
+    def beginning(self) -> Beginning:
+        """Return where the current interval begins, in which nothing has been recorded yet."""
+        return Beginning(len(self.stretches) - 1, len(self._owners))
 
     @contextmanager
     def repeat(self, rounds: int) -> Iterator[None]:
@@ -289,6 +294,12 @@ class Requests:
         for number, parts in written.parts.items():
             self._parts[new[number]] = tuple(new[part] for part in parts)
         self._script.extend([change if change >= 0 else ~new[~change] for change in written.script])
+
+    def with_intervals(self, intervals: list[RequestInterval], steady: list[Beginning]) -> Requests:
+        """Return the same requests with other sizes and steady steps. Both share all else: record to neither."""
+        found = copy(self)
+        found.stretches, found.steady = intervals, steady
+        return found
 
     def carried(self) -> list[tuple[int, int]] | None:
         """Return pairs of storages that the two steady steps free, but that were allocated before each of them.
