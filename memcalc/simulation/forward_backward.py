@@ -262,8 +262,9 @@ class ForwardBackward:
         """Allocate the first sum of gradients along the residual stream, which autograd usually computes in place.
 
         A gradient that another stage has sent stays in its buffer, so it is not overwritten. The first sum is where an
-        operator's input gradient is freed by the operator itself. Source: torch 2.13 csrc/autograd/input_buffer.cpp,
-        can_accumulate_inplace.
+        operator's input gradient is freed by the operator itself. If the received gradient is gone before, as with
+        parallel attention and MLP, it has been added to another one. Source: torch 2.13
+        csrc/autograd/input_buffer.cpp, accumulate.
         """
         block, steps = self.blocks[frame.number], self.steps.of(frame.number, "backward")
         exact, size_of = block.sized.exact, block.program.size_of
@@ -272,6 +273,8 @@ class ForwardBackward:
         for position, (event, at, *_) in enumerate(steps):
             if event.operator.when is not Activity.RUN:
                 continue
+            if event.sign < 0 and at == start:
+                break
             if event.sign > 0 and size_of(at) == size_of(start):
                 newest, maker = at, event.operator
             elif event.sign < 0 and (at, event.operator) == (newest, maker):

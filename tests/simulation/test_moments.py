@@ -76,6 +76,16 @@ def test_fsdp2_gathers_and_reduces_chunks_in_turn() -> None:
     ]
 
 
+@pytest.mark.parametrize("preset", ["pythia-1.4b", "gpt-neox-20b", "falcon-40b"])
+def test_a_gradient_of_parallel_attention_and_mlp_is_received(preset: str) -> None:
+    """It is added to the gradient of the MLP's input, and so is gone before the attention's."""
+    spec = pipeline("1f1b", 2, 4, "num_layers=6", "s=512", preset=preset)
+    assert not unsupported_reason(spec)
+    for stage in stages_of(spec):
+        bound = max(state_peak(spec, stage), peak_bytes(spec, stage, gpu_of(spec), tails=False))
+        assert bound == pytest.approx(requested_peak(spec, stage.index), rel=0.001)
+
+
 def requested_peak(spec: Spec, stage: int) -> int:
     """Return the live blocks of a stage at the peak of its requests."""
     live = top = 0
