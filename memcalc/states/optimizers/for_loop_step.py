@@ -6,7 +6,8 @@ Each script follows the allocating statements of the function _single_tensor_* o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
@@ -32,7 +33,20 @@ class Assign(NamedTuple):
     temporaries: tuple[Buffer, ...] = ()
 
 
-Script = tuple[Assign, ...]
+class Keep(NamedTuple):
+    """A statement that makes the tensor of `variable` the parameter's replaced state; the old state is freed."""
+
+    variable: str
+
+
+@dataclass(frozen=True)
+class CreateStates:
+    """A statement that allocates the states that a parameter lacks in the first step, except a replaced one."""
+
+
+Statement = Assign | Keep | CreateStates
+Script = tuple[Statement, ...]
+CREATE_STATES = CreateStates()
 NEWTON_SCHULZ_STEPS = 5  # torch.optim.Muon, ns_steps
 
 
@@ -52,12 +66,15 @@ def creates_states_in_loop(update: UpdateRule) -> bool:
 def for_loop_points(parameters: LocalParameters, update: UpdateRule) -> Iterator[StepPoint]:
     """Yield every point of a step that updates one parameter at a time."""
     bound: dict[str, LiveTensor] = {}
-    script_of = SCRIPTS.get(update.optimizer)
-    if script_of is None or update.paged:
+    if update.paged:
         return  # kernels that update in place
     for held, behind in _in_order(parameters, update):
         made = behind if creates_states_in_loop(update) else ALL
         for statement in script_of(update, held):
+            if isinstance(statement, Keep):
+                del bound[statement.variable]
+            if not isinstance(statement, Assign):
+                continue
             live = [*bound.values(), *(LiveTensor(held, buffer) for buffer in statement.temporaries)]
             if statement.result is not None:
                 live.append(LiveTensor(held, statement.result))
@@ -74,48 +91,65 @@ def _in_order(parameters: LocalParameters, update: UpdateRule) -> Iterator[tuple
     Two layers represent all: the first follows the embedding, the last follows all other layers.
     """
     embedding, layer, head = registered(parameters, update.family)
-    for part, behind in ((embedding, 1), (layer, 1), (layer, 2), (head, 3)):
+    parts = [(embedding, 1), (layer, 1), (layer, 2), (head, 3)]
+    if update.optimizer == "galore":
+        matrices = [parameter for parameter in layer if is_hidden_matrix(parameter)]
+        others = [parameter for parameter in layer if not is_hidden_matrix(parameter)]
+        parts = [(embedding, 1), (others, 1), (others, 1), (head, 1), (matrices, 1), (matrices, 2)]
+    for part, behind in parts:
         for parameter in part:
             yield parameter._replace(count=1), frozenset(PARTS[:behind])
 
 
-def gradient_script(update: UpdateRule) -> Script:
+def in_loop_order(parameters: Iterable[LocalParameter], update: UpdateRule) -> list[LocalParameter]:
+    """Return parameters in the order of the loop: GaLore's matrices are its second parameter group."""
+    return sorted(parameters, key=is_hidden_matrix) if update.optimizer == "galore" else list(parameters)
+
+
+def script_of(update: UpdateRule, parameter: LocalParameter) -> Script:
+    """Return the statements that update one parameter; unless one of them creates its states, the first does."""
+    own = SCRIPTS.get(update.optimizer)
+    script = () if own is None else own(update, parameter)
+    return script if CREATE_STATES in script else (CREATE_STATES, *script)
+
+
+def _gradient(update: UpdateRule) -> Script:
     """Return the statement `grad = grads[i]`, which frees the previous gradient, and L2 decay."""
     return (Assign("grad"), Assign("grad", Buffer(DECAYED))) if update.decays else (Assign("grad"),)
 
 
 def _sgd(update: UpdateRule, _: LocalParameter) -> Script:
     if update.optimizer != "momentum":
-        return gradient_script(update)
+        return _gradient(update)
     ahead = Assign("grad", Buffer("gradient ahead")) if update.nesterov else Assign("grad")
-    return (*gradient_script(update), ahead)
+    return (*_gradient(update), CREATE_STATES, ahead)  # the momentum is a clone of the gradient
 
 
 def _adam(update: UpdateRule, _: LocalParameter) -> Script:
     l2 = update._replace(decays=update.decays and update.optimizer == "adam")
-    return (*gradient_script(l2), Assign("denom", Buffer("denominator"), (TEMPORARY,)))
+    return (*_gradient(l2), Assign("denom", Buffer("denominator"), (TEMPORARY,)))
 
 
 def _adagrad(update: UpdateRule, _: LocalParameter) -> Script:
-    return (*gradient_script(update), Assign("std", Buffer("sqrt of the sum")))
+    return (*_gradient(update), Assign("std", Buffer("sqrt of the sum")))
 
 
 def _adadelta(update: UpdateRule, _: LocalParameter) -> Script:
-    return (*gradient_script(update), Assign("std", Buffer("sqrt of mean square")), Assign("delta", Buffer("update")))
+    return (*_gradient(update), Assign("std", Buffer("sqrt of mean square")), Assign("delta", Buffer("update")))
 
 
 def _adamax(update: UpdateRule, _: LocalParameter) -> Script:
-    return (*gradient_script(update), Assign("", None, (Buffer("absolute gradient"),)))
+    return (*_gradient(update), Assign("", None, (Buffer("absolute gradient"),)))
 
 
 def _nadam(update: UpdateRule, _: LocalParameter) -> Script:
-    return (*gradient_script(update), Assign("denom", Buffer("denominator"), (TEMPORARY,)))
+    return (*_gradient(update), Assign("denom", Buffer("denominator"), (TEMPORARY,)))
 
 
 def _radam(update: UpdateRule, _: LocalParameter) -> Script:
     """Return the script from the sixth step on, when the variance is rectified; earlier steps allocate less."""
     return (
-        *gradient_script(update),
+        *_gradient(update),
         Assign("bias_corrected_exp_avg", Buffer("corrected first moment")),
         Assign("product", Buffer("scaled first moment")),
         Assign("rates", Buffer("learning rates"), (TEMPORARY, Buffer("reciprocal"))),
@@ -125,7 +159,7 @@ def _radam(update: UpdateRule, _: LocalParameter) -> Script:
 
 
 def _rmsprop(update: UpdateRule, _: LocalParameter) -> Script:
-    return (*gradient_script(update), Assign("avg", Buffer("sqrt of mean square")))
+    return (*_gradient(update), Assign("avg", Buffer("sqrt of mean square")))
 
 
 def _rprop(_: UpdateRule, __: LocalParameter) -> Script:
@@ -141,7 +175,7 @@ def _rprop(_: UpdateRule, __: LocalParameter) -> Script:
 
 
 def _asgd(update: UpdateRule, _: LocalParameter) -> Script:
-    return gradient_script(update)  # up to step t0 = 1,000,000 the average is a copy of the parameter
+    return _gradient(update)  # up to step t0 = 1,000,000 the average is a copy of the parameter
 
 
 def _adafactor(_: UpdateRule, parameter: LocalParameter) -> Script:
@@ -201,19 +235,46 @@ def _four_bit(_: UpdateRule, parameter: LocalParameter) -> Script:
 
 
 def _galore(update: UpdateRule, parameter: LocalParameter) -> Script:
-    """Return the script of galore_torch 1.0 adamw.py; every 200 steps, from the first, it recomputes the projector."""
+    """Return the script of galore_torch 1.0 adamw.py in a step that recomputes the projector.
+
+    The first step does, and each step after a multiple of update_proj_gap (200 in its README); the others only omit it.
+    """
     if not is_hidden_matrix(parameter):
-        return (Assign("grad"), Assign("denom", Buffer("denominator")), Assign("norm_grad", Buffer("update")))
-    copies = 1 if update.dtype == "fp32" else 2  # the matrix in fp32, and the copy that cuSOLVER overwrites
-    whole, gram = Buffer("singular vectors", dtype="fp32"), Buffer("singular vectors", "gram", "fp32")
-    decomposed = (*(Buffer("matrix in fp32", dtype="fp32"),) * copies, whole, gram)
+        denominator, direction = Assign("denom", Buffer("denominator")), Assign("norm_grad", Buffer("update"))
+        return (Assign("grad"), CREATE_STATES, denominator, direction)
     return (
         Assign("grad"),
-        Assign("", None, decomposed),
+        *_projector(update, parameter),
         Assign("grad", Buffer("projected gradient", "low")),
+        CREATE_STATES,
         Assign("denom", Buffer("denominator", "low")),
         Assign("norm_grad", Buffer("projected update", "low")),
         Assign("norm_grad", Buffer("update"), (Buffer("update before scaling"),)),
+    )
+
+
+def _projector(update: UpdateRule, parameter: LocalParameter) -> Script:
+    """Return the script of galore_torch 1.0 galore_projector.py, get_orthogonal_matrix: type right, or left if wide.
+
+    The projector is r of the singular vectors on the shorter side: in fp32 a view of all of them, else a 16-bit copy.
+    """
+    rows, columns = parameter.shape
+    whole, short = Buffer("singular vectors", dtype="fp32"), Buffer("singular vectors", "gram", "fp32")
+    left, right = (whole, short) if rows >= columns else (short, whole)
+    in_fp32 = update.dtype == "fp32"
+    cast = () if in_fp32 else (Assign("matrix", Buffer("matrix in fp32", dtype="fp32")),)
+    copy = () if in_fp32 else (Assign("B", Buffer("projector", "projector")),)
+    kept = "B" if not in_fp32 else "Vh" if rows >= columns else "U"
+    return (
+        *cast,
+        Assign("U", left),
+        Assign("Vh", right),
+        Assign("s", Buffer("singular values", "values", "fp32")),
+        Assign("", None, (Buffer("decomposition", "svd", "uint8"),)),
+        Assign("A", Buffer("scaled singular vectors", "low", "fp32"), (Buffer("scales", "diagonal", "fp32"),)),
+        *copy,
+        *(Assign(local) for local in ("matrix", "U", "Vh", "s", "A") if local != kept),
+        Keep(kept),
     )
 
 

@@ -14,7 +14,8 @@ from memcalc.ledger.row_drafts import RowDraft
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.states.optimizers.update_rule import UpdateRule
 from memcalc.states.parameter_copies import UNSHARDED, ParameterCopy, ShardCounts, copy_row
-from memcalc.workspaces import most
+from memcalc.workspaces import Script, most
+from memcalc.workspaces.linear_algebra import decomposition
 from memcalc.workspaces.multiprocessors import Multiprocessors
 from memcalc.workspaces.reductions import column_sum
 
@@ -29,9 +30,10 @@ class Buffer(NamedTuple):
 
     Args:
         name: in rows.
-        shape: that of the parameter ("whole"), short side x short side ("gram"), long side x rank ("low"), one number
-            per row ("rows"), one number per block of 128 elements ("blocks"), or the staging buffer of a sum over the
-            rows ("stage").
+        shape: that of the parameter ("whole"), short side x short side ("gram"), long side x rank ("low"), rank x short
+            side ("projector"), rank x rank ("diagonal"), one number per row ("rows"), per element of the short side
+            ("values") or per block of 128 elements ("blocks"), or what a kernel allocates and frees: for a sum over the
+            rows ("stage"), or for a singular value decomposition ("svd").
         dtype: a dtype, or "update" for the dtype of the updated tensors.
     """
 
@@ -77,6 +79,14 @@ def items_of(
     return [item_of(live, update, shards, gpu, mask, citation) for live in moment]
 
 
+def kernel_script(parameter: LocalParameter, buffer: Buffer, gpu: Multiprocessors) -> Script | None:
+    """Return what a kernel allocates and frees for a parameter; None for a tensor."""
+    if buffer.shape not in ("stage", "svd"):
+        return None
+    rows, columns = parameter.shape[-2:]
+    return column_sum(rows, columns, gpu) if buffer.shape == "stage" else decomposition(rows, columns, DTYPE_BYTES["fp32"])
+
+
 def item_of(
     live: LiveTensor, update: UpdateRule, shards: ShardCounts, gpu: Multiprocessors, mask: int, citation: str
 ) -> RowDraft:
@@ -93,12 +103,18 @@ def item_of(
     elif buffer.shape != "whole":
         short, long = sorted(parameter.axes, key=lambda axis: axis[1])
         axes: tuple[Axis, ...]
-        if buffer.shape == "stage":
-            size = most(blocks(column_sum(parameter.shape[-2], parameter.shape[-1], gpu)))
-            axes = ((f"stage({parameter.formula})", size // DTYPE_BYTES[dtype]),)
+        script = kernel_script(parameter, buffer, gpu)
+        if script is not None:
+            axes = ((f"{buffer.shape}({parameter.formula})", most(blocks(script)) // DTYPE_BYTES[dtype]),)
         else:
-            low = (long, ("r", min(update.rank, short[1])))
-            axes = {"gram": (short, short), "low": low}[buffer.shape]
+            rank = ("r", min(update.rank, short[1]))
+            axes = {
+                "gram": (short, short),
+                "low": (long, rank),
+                "projector": (rank, short),
+                "diagonal": (rank, rank),
+                "values": (short,),
+            }[buffer.shape]
         parameter, shards = parameter._replace(axes=axes), UNSHARDED
     return copy_row(
         ParameterCopy(Component.TEMPORARIES, f" {buffer.name}", dtype, 1, mask, citation), parameter, shards
