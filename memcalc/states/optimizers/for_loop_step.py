@@ -19,18 +19,27 @@ from memcalc.states.optimizers.step_buffers import ALL, PARTS, Buffer, LiveTenso
 from memcalc.states.optimizers.update_rule import UpdateRule
 
 TEMPORARY = Buffer("temporary")
+NORM = Buffer("partial norms", "norm", "uint8")
+OVER_ROWS = Buffer("norms of the columns", "stage", "uint8")
 MOMENTS = ("first", "second")
 
 
 class Assign(NamedTuple):
-    """A statement that binds `target` to a new tensor computed from temporaries; its old tensor is freed afterwards.
+    """A statement that binds `target` to a new tensor; its old tensor is freed afterwards.
 
-    Without a result, `target` is bound to a persistent tensor. Without a target, the result is freed.
+    Without a result, `target` is bound to a persistent tensor. Without a target, nothing stays.
+
+    Args:
+        target: the variable.
+        result: the new tensor.
+        temporaries: allocated before the result, and freed after it.
+        scratch: allocated after the result, and freed before the old tensor.
     """
 
     target: str
     result: Buffer | None = None
     temporaries: tuple[Buffer, ...] = ()
+    scratch: tuple[Buffer, ...] = ()
 
 
 class Keep(NamedTuple):
@@ -75,11 +84,11 @@ def for_loop_points(parameters: LocalParameters, update: UpdateRule) -> Iterator
                 del bound[statement.variable]
             if not isinstance(statement, Assign):
                 continue
-            live = [*bound.values(), *(LiveTensor(held, buffer) for buffer in statement.temporaries)]
+            made_now = [*statement.temporaries, *statement.scratch]
             if statement.result is not None:
-                live.append(LiveTensor(held, statement.result))
-            if statement.result is not None or statement.temporaries:
-                yield StepPoint(live, made)
+                made_now.append(statement.result)
+            if made_now:
+                yield StepPoint([*bound.values(), *(LiveTensor(held, buffer) for buffer in made_now)], made)
             bound.pop(statement.target, None)
             if statement.result is not None:
                 bound[statement.target] = LiveTensor(held, statement.result)
@@ -179,11 +188,15 @@ def _asgd(update: UpdateRule, _: LocalParameter) -> Script:
 
 
 def _adafactor(_: UpdateRule, parameter: LocalParameter) -> Script:
-    if len(parameter.axes) != 2:
-        return (Assign("update", Buffer("update")),)
+    norm = Assign("", None, (NORM,))  # param.norm(2), update.norm(2)
+    update = Assign("update", Buffer("update"))
+    if len(parameter.axes) < 2:
+        return (norm, Assign("grad_squared", Buffer("squared gradient")), update, norm)
     rows = Assign("row_mean", Buffer("norms of the rows", "rows"))
-    columns = Assign("", None, (Buffer("norms of the columns", "stage", "uint8"),))
-    return (rows, columns, Assign("update", Buffer("update")))
+    # The scratch of a sum over each expert's rows is not modelled.
+    scratch = (OVER_ROWS,) if len(parameter.axes) == 2 else ()
+    columns = Assign("col_mean", Buffer("means of the columns", "columns"), scratch=scratch)
+    return (norm, rows, columns, update, norm)
 
 
 def _adafactor_of_transformers(update: UpdateRule, parameter: LocalParameter) -> Script:
@@ -195,10 +208,19 @@ def _adafactor_of_transformers(update: UpdateRule, parameter: LocalParameter) ->
     cast = update.dtype != "fp32"
     gradient = (Assign("grad"), *((Assign("grad", wide("gradient in fp32")),) if cast else ()))
     weight = (Assign("p_data_fp32"), *((Assign("p_data_fp32", wide("weight in fp32")),) if cast else ()))
-    # grad**2, then + eps; the factors of a matrix, or the square root of a vector; then -update
+    norm = Assign("", None, (NORM,))  # of the weight, and of the update
+    # grad**2, then + eps; the means and the factors of a matrix, or the square root of a vector; then -update
     squared = Assign("update", wide("squared gradient and eps"), (wide("squared gradient"),))
-    factor = (Buffer("factor of the rows", "rows", "fp32"),) if len(parameter.axes) == 2 else ()
-    return (*gradient, *weight, squared, Assign("update", wide("update"), factor), Assign("", None, (wide("-update"),)))
+    factors: tuple[Buffer, ...] = ()
+    means: Script = ()
+    if len(parameter.axes) > 1:
+        scratch = (OVER_ROWS,) if len(parameter.axes) == 2 else ()  # over each expert's rows it is not modelled
+        rows, columns = Buffer("of the rows", "rows", "fp32"), Buffer("of the columns", "columns", "fp32")
+        means = (Assign("", None, (rows,)), Assign("", None, (columns, *scratch)))
+        factors = (rows, columns)
+    update_of = Assign("update", wide("update"), factors)
+    step = (squared, *means, update_of, norm, Assign("", None, (wide("-update"),)))
+    return (*gradient, CREATE_STATES, *weight, norm, *step)
 
 
 def _lion(_: UpdateRule, __: LocalParameter) -> Script:
@@ -207,7 +229,8 @@ def _lion(_: UpdateRule, __: LocalParameter) -> Script:
 
 def _lamb(update: UpdateRule, _: LocalParameter) -> Script:
     """Return the script of bitsandbytes 0.50 functional.py, optimizer_update_32bit: torch.norm(p.data.float())."""
-    return () if update.dtype == "fp32" else (Assign("", None, (Buffer("weight in fp32", dtype="fp32"),)),)
+    cast = () if update.dtype == "fp32" else (Buffer("weight in fp32", dtype="fp32"),)
+    return (Assign("", None, (*cast, NORM)),)
 
 
 def _muon(update: UpdateRule, _: LocalParameter) -> Script:

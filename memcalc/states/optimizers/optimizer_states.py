@@ -258,4 +258,6 @@ def _projected(parameter: LocalParameter, update: UpdateRule) -> Iterator[Optimi
         yield _state(parameter, name, update.moments, GALORE, update, axes=(long, rank))
     # In fp32 the projector is a view of all singular vectors, which stay live; a bf16 or fp16 copy holds r of them.
     kept = (short, short) if update.dtype == "fp32" else (rank, short)
-    yield _state(parameter, "projector", update.dtype, GALORE, update, axes=kept)._replace(replaced=replaces_states(update))
+    yield _state(parameter, "projector", update.dtype, GALORE, update, axes=kept)._replace(
+        replaced=replaces_states(update)
+    )

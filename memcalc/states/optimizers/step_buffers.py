@@ -17,7 +17,7 @@ from memcalc.states.parameter_copies import UNSHARDED, ParameterCopy, ShardCount
 from memcalc.workspaces import Script, most
 from memcalc.workspaces.linear_algebra import decomposition
 from memcalc.workspaces.multiprocessors import Multiprocessors
-from memcalc.workspaces.reductions import column_sum
+from memcalc.workspaces.reductions import column_sum, norm
 
 # parts of a model; some optimizers create the states of one part after those of another
 PARTS = ("embedding", "layer", "head")
@@ -31,9 +31,10 @@ class Buffer(NamedTuple):
     Args:
         name: in rows.
         shape: that of the parameter ("whole"), short side x short side ("gram"), long side x rank ("low"), rank x short
-            side ("projector"), rank x rank ("diagonal"), one number per row ("rows"), per element of the short side
-            ("values") or per block of 128 elements ("blocks"), or what a kernel allocates and frees: for a sum over the
-            rows ("stage"), or for a singular value decomposition ("svd").
+            side ("projector"), rank x rank ("diagonal"), one number per row ("rows"), per column ("columns"), per
+            element of the short side ("values") or per block of 128 elements ("blocks"), or what a kernel allocates and
+            frees: for a sum over the rows ("stage"), the norm of all elements ("norm") or a singular value
+            decomposition ("svd").
         dtype: a dtype, or "update" for the dtype of the updated tensors.
     """
 
@@ -79,12 +80,18 @@ def items_of(
     return [item_of(live, update, shards, gpu, mask, citation) for live in moment]
 
 
-def kernel_script(parameter: LocalParameter, buffer: Buffer, gpu: Multiprocessors) -> Script | None:
+def kernel_script(
+    parameter: LocalParameter, buffer: Buffer, shards: ShardCounts, gpu: Multiprocessors
+) -> Script | None:
     """Return what a kernel allocates and frees for a parameter; None for a tensor."""
+    if buffer.shape == "norm":
+        return norm(prod(shards.shape(parameter)), gpu)
     if buffer.shape not in ("stage", "svd"):
         return None
     rows, columns = parameter.shape[-2:]
-    return column_sum(rows, columns, gpu) if buffer.shape == "stage" else decomposition(rows, columns, DTYPE_BYTES["fp32"])
+    return (
+        column_sum(rows, columns, gpu) if buffer.shape == "stage" else decomposition(rows, columns, DTYPE_BYTES["fp32"])
+    )
 
 
 def item_of(
@@ -95,27 +102,27 @@ def item_of(
     dtype = update.dtype if buffer.dtype == "update" else buffer.dtype
     if buffer.shape == "rows":
         parameter, shards = parameter._replace(axes=parameter.axes[:-1]), UNSHARDED
+    elif buffer.shape == "columns":
+        parameter, shards = parameter._replace(axes=(*parameter.axes[:-2], parameter.axes[-1])), UNSHARDED
     elif buffer.shape == "blocks":
         parameter, shards = (
             parameter._replace(axes=(("n/128", prod(shards.shape(parameter)) // BLOCK_4BIT),)),
             UNSHARDED,
         )
+    elif (script := kernel_script(parameter, buffer, shards, gpu)) is not None:
+        axis = (f"{buffer.shape}({parameter.formula})", most(blocks(script)) // DTYPE_BYTES[dtype])
+        parameter, shards = parameter._replace(axes=(axis,)), UNSHARDED
     elif buffer.shape != "whole":
         short, long = sorted(parameter.axes, key=lambda axis: axis[1])
-        axes: tuple[Axis, ...]
-        script = kernel_script(parameter, buffer, gpu)
-        if script is not None:
-            axes = ((f"{buffer.shape}({parameter.formula})", most(blocks(script)) // DTYPE_BYTES[dtype]),)
-        else:
-            rank = ("r", min(update.rank, short[1]))
-            axes = {
-                "gram": (short, short),
-                "low": (long, rank),
-                "projector": (rank, short),
-                "diagonal": (rank, rank),
-                "values": (short,),
-            }[buffer.shape]
-        parameter, shards = parameter._replace(axes=axes), UNSHARDED
+        rank = ("r", min(update.rank, short[1]))
+        axes: dict[str, tuple[Axis, ...]] = {
+            "gram": (short, short),
+            "low": (long, rank),
+            "projector": (rank, short),
+            "diagonal": (rank, rank),
+            "values": (short,),
+        }
+        parameter, shards = parameter._replace(axes=axes[buffer.shape]), UNSHARDED
     return copy_row(
         ParameterCopy(Component.TEMPORARIES, f" {buffer.name}", dtype, 1, mask, citation), parameter, shards
     )
