@@ -6,9 +6,10 @@ import pytest
 
 import memcalc
 from memcalc.errors import InputError, Unavailable
+from memcalc.spec.optimizers import OPTIMIZERS
 from tests.thinning import quick_every
-from tools.request_order import Request, compare, first_difference
-from tools.request_order_cases import DIFFERING, cases, equal_requests, spec_of
+from tools.request_order import Request, compare, first_difference, replayed_requests, traced_requests
+from tools.request_order_cases import DIFFERING, cases, equal_requests, small, spec_of
 
 QUICK = [
     ("gpt2", "plain", "amp"),
@@ -42,6 +43,8 @@ QUICK = [
     ("arcee", "plain", "recomputed, amp"),
     ("olmo2", "plain", "eager, amp"),
 ]
+LATER = ("radam", "for-loop")  # which rectifies from its sixth step on
+STEP = "optimizer_step_"
 NO_OPERATORS = ("LoRA",)  # the frozen norm's weight gradient, which the fake kernel makes unnecessarily
 
 
@@ -72,6 +75,39 @@ def test_requests_of_presets_are_the_traces(words: tuple[str, ...]) -> None:
     pytest.importorskip("transformers")
     difference = compare(memcalc.load(*words, "implementation=huggingface", gpu="a100-80gb"))
     assert difference is None, str(difference)
+
+
+def _optimizers() -> list[tuple[str, str]]:
+    """Every optimizer and implementation; quick ones are those with a script of their own."""
+    slow = ("sgd", "adam", "adadelta", "adamax", "rmsprop", "lion-8bit", "nadam")
+    names = [(name, how) for name, facts in OPTIMIZERS.items() for how in facts.implementations]
+    return [pytest.param(*each, marks=pytest.mark.long if each[0] in slow else ()) for each in names if each != LATER]
+
+
+@pytest.mark.parametrize(
+    ("family", "implementation", "recipe"), [("gpt2", "huggingface", "pure"), ("llama", "plain", "amp")]
+)
+@pytest.mark.parametrize(("optimizer", "how"), _optimizers())
+def test_requests_of_every_optimizer_are_the_traces(
+    family: str, implementation: str, recipe: str, optimizer: str, how: str
+) -> None:
+    """GPT-2's layers store their weights as (in, out); in amp the states are in fp32 and nothing is cast."""
+    pytest.importorskip("transformers")
+    words = (f"optimizer={optimizer}", f"optimizer_implementation={how}", f"recipe={recipe}")
+    try:
+        difference = compare(small(family, implementation, words))
+    except Unavailable as error:
+        pytest.skip(str(error))
+    assert difference is None, str(difference)
+
+
+@pytest.mark.parametrize("recipe", ["pure", "amp"])
+def test_radams_requests_are_those_of_its_sixth_step(recipe: str) -> None:
+    """Its loop rectifies the variance from the sixth step on; the first steps request less."""
+    spec = small("gpt2", "plain", ("optimizer=radam", "optimizer_implementation=for-loop", f"recipe={recipe}"))
+    traced = [each.size for each in traced_requests(memcalc.trace(spec, steps=7).events) if each.phase == STEP + "7"]
+    replayed = [each.size for each in replayed_requests(spec) if each.phase == STEP + "3"]
+    assert traced == replayed
 
 
 @pytest.mark.long
