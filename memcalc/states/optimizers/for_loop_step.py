@@ -162,8 +162,9 @@ def _radam(update: UpdateRule, _: LocalParameter) -> Script:
         Assign("bias_corrected_exp_avg", Buffer("corrected first moment")),
         Assign("product", Buffer("scaled first moment")),
         Assign("rates", Buffer("learning rates"), (TEMPORARY, Buffer("reciprocal"))),
-        Assign("product", None, (Buffer("update"),)),
+        Assign("product", Buffer("update before rectification")),
         Assign("rates"),
+        Assign("product", None, (Buffer("update"),)),
     )
 
 
