@@ -117,7 +117,7 @@ def equal_requests() -> str:
     lines = (
         f"With small models of {len(FAMILIES)} families and {len(SETTINGS)} settings ({settings}), all are equal for",
         "",
-        f"- plain modules, except with LoRA ({len(plain)} families): {', '.join(plain)};",
+        f"- plain modules ({len(plain)} families): {', '.join(plain)};",
         f"- transformers' modules ({len(theirs)} families): {', '.join(theirs)}.",
     )
     return "\n".join(lines) + "\n"

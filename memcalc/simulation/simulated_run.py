@@ -93,7 +93,7 @@ def _recorded(spec: Spec, stage: Stage, rank: int | None, lengths: tuple[int, ..
     return SimulatedPipeline(spec, Requests(), stage).play()
 
 
-def simulate(spec: Spec, alloc_conf: str = "", stage: Stage | None = None, rank: int | None = None) -> Replay:
+def simulate(spec: Spec, stage: Stage | None = None, rank: int | None = None) -> Replay:
     """Replay three steps of a run, or a whole generation; `unsupported_reason(spec)` must be empty.
 
     The replay is limited to the GPU's memory, where the allocator frees cached blocks before it fails. A run that does
@@ -101,14 +101,13 @@ def simulate(spec: Spec, alloc_conf: str = "", stage: Stage | None = None, rank:
 
     Args:
         spec: the run.
-        alloc_conf: settings as PYTORCH_CUDA_ALLOC_CONF; empty: those of the run.
         stage: the pipeline stage; None: the first one.
         rank: the data-parallel rank; None: the one that holds most.
 
     Raises:
         InputError: the PyTorch version does not accept these settings.
     """
-    torch, settings = spec.training.torch_version.removeprefix("v"), alloc_conf or spec.training.alloc_conf
+    torch, settings = spec.training.torch_version.removeprefix("v"), spec.training.alloc_conf
     requests = run_requests(spec, stage, rank)
     if spec.hardware.gpu is None:
         return replay(requests, settings, torch)

@@ -75,9 +75,9 @@ def _layer_norm(gpu: Multiprocessors, args: tuple[Any, ...], _: Mapping[str, Any
     return _norm(gpu, x, shape, weight, parameters)
 
 
-def _rms_norm(gpu: Multiprocessors, args: tuple[Any, ...], _: Mapping[str, Any], __: Any) -> Sequence[Hidden]:
+def _rms_norm(gpu: Multiprocessors, args: tuple[Any, ...], _: Mapping[str, Any], output: Any) -> Sequence[Hidden]:
     x, shape, weight = args[1], args[2], args[4]
-    return _norm(gpu, x, shape, weight, 0 if weight is None else 1)
+    return _norm(gpu, x, shape, weight, 0 if output[1] is None else 1)
 
 
 def _norm(

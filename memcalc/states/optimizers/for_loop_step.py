@@ -244,7 +244,8 @@ def _muon(update: UpdateRule, _: LocalParameter) -> Script:
     cast = () if update.dtype == "bf16" else (Assign("ortho_grad", orthogonal),)
     iteration = (Assign("gram_matrix", gram), Assign("gram_update", gram), Assign("ortho_grad", orthogonal))
     returned = tuple(Assign(name) for name in ("update", "gram_matrix", "gram_update"))
-    return (*ahead, Assign("ortho_grad"), *cast, *iteration * NEWTON_SCHULZ_STEPS, *returned)
+    norm = Assign("", None, (NORM,))
+    return (*ahead, Assign("ortho_grad"), *cast, norm, *iteration * NEWTON_SCHULZ_STEPS, *returned)
 
 
 def _four_bit(_: UpdateRule, parameter: LocalParameter) -> Script:

@@ -87,7 +87,7 @@ def unsharded_states(update: UpdateRule) -> tuple[str, ...]:
 
 
 def replaces_states(update: UpdateRule) -> bool:
-    """Return whether the optimizer has states that a step computes anew, rather than updating them in place."""
+    """Return whether the optimizer has a state that each step replaces, rather than updating it in place."""
     return update.optimizer == "galore"
 
 
