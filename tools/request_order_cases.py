@@ -62,6 +62,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "recomputed": (*PURE, "recompute=full"),
     "recomputed, amp": ("recipe=amp", "recompute=full"),
     "every second recomputed": ("recipe=amp", "recompute=every-2", "attention=eager"),
+    "selective": ("recipe=amp", "recompute=selective", "attention=eager"),
     "fused": (*PURE, "optimizer_implementation=fused"),
     "for-loop": (*PURE, "optimizer_implementation=for-loop"),
     "chunked": (*PURE, "loss=chunked"),

@@ -11,9 +11,9 @@ BATCHED_SIDE = 32  # cuSOLVER's batched gesvdj takes matrices up to this side
 def decomposition(rows: int, columns: int, item: int) -> Script:
     """Return the internal blocks of torch.linalg.svd(full_matrices=False) of one matrix, without cuSOLVER's workspace.
 
-    They are the status and a copy in column-major order, which cuSOLVER overwrites. The batched kernel of small matrices
-    computes all singular vectors of both sides. cusolverDnSgesvdj_bufferSize returns the size of the workspace, which
-    NVIDIA does not document. If gesvdj does not converge, gesvd follows, with a copy and a workspace of its own.
+    They are the status and a copy in column-major order, which cuSOLVER overwrites. The batched kernel of small
+    matrices computes all singular vectors of both sides. cusolverDnSgesvdj_bufferSize returns the size of the
+    workspace, which NVIDIA does not document. If gesvdj does not converge, gesvd follows, with its own workspace.
 
     Args:
         rows: rows of the matrix.
