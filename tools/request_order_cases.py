@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import memcalc
 from memcalc.spec.spec import Spec
@@ -62,6 +62,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "recomputed": (*PURE, "recompute=full"),
     "recomputed, amp": ("recipe=amp", "recompute=full"),
     "every second recomputed": ("recipe=amp", "recompute=every-2", "attention=eager"),
+    "selective": ("recipe=amp", "recompute=selective", "attention=eager"),
     "fused": (*PURE, "optimizer_implementation=fused"),
     "for-loop": (*PURE, "optimizer_implementation=for-loop"),
     "chunked": (*PURE, "loss=chunked"),
@@ -69,6 +70,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "accumulated": (*PURE, "gradient_accumulation_steps=3"),
     "sgd": (*PURE, "optimizer=sgd"),
     "lion": (*PURE, "optimizer=lion", "optimizer_implementation=for-loop"),
+    "GaLore": (*PURE, "optimizer=galore", "optimizer_options.rank=16"),
     "LoRA": (*PURE, "finetune=lora", "lora.rank=8"),
     "LoRA, amp": ("recipe=amp", "finetune=lora", "lora.rank=8", "recompute=full"),
 }
@@ -78,19 +80,27 @@ DIFFERING = {"plain": {"bloom", "mpt"}, "huggingface": set[str]()}
 
 
 def spec_of(family: str, implementation: str, setting: str) -> Spec:
-    """A small model of a family.
+    """A small model of a family in a setting.
 
     Raises:
         InputError: these modules cannot do what the setting asks for.
     """
-    words = ("b=2", "s=128", *SETTINGS[setting])
+    return small(family, implementation, SETTINGS[setting])
+
+
+def small(family: str, implementation: str, words: Iterable[str]) -> Spec:
+    """A small model of a family.
+
+    Raises:
+        InputError: these modules cannot do what the words ask for.
+    """
     if implementation == "huggingface" and family in EAGER_ONLY:
         words = (*(word for word in words if not word.startswith("attention=")), "attention=eager")
     run = {
         "model": SIZES | FAMILIES[family] | {"architecture": family},
         "training": {"implementation": implementation},
     }
-    return memcalc.load(run, *words, gpu="a100-80gb")
+    return memcalc.load(run, "b=2", "s=128", *words, gpu="a100-80gb")
 
 
 def cases() -> Iterator[tuple[str, str, str]]:
@@ -108,7 +118,7 @@ def equal_requests() -> str:
     lines = (
         f"With small models of {len(FAMILIES)} families and {len(SETTINGS)} settings ({settings}), all are equal for",
         "",
-        f"- plain modules, except with LoRA ({len(plain)} families): {', '.join(plain)};",
+        f"- plain modules ({len(plain)} families): {', '.join(plain)};",
         f"- transformers' modules ({len(theirs)} families): {', '.join(theirs)}.",
     )
     return "\n".join(lines) + "\n"

@@ -44,7 +44,7 @@ GENERATION = (
 
 # Temporaries of optimizer libraries that are not modelled; they take memory.
 OPTIMIZER_OMISSIONS: dict[str, tuple[str, ...]] = {
-    "galore": ("cuSOLVER's workspace when GaLore decomposes a gradient; GaLore was not compared with a run",),
+    "galore": ("cuSOLVER's workspace when GaLore decomposes a gradient",),
 }
 
 # Open points of FP8 matmuls, by whether they are Transformer Engine's. torchao's fused casts take less than the eager

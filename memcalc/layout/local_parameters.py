@@ -18,7 +18,7 @@ from memcalc.layout.adapters import Adapters, adapters_of
 from memcalc.layout.parameters import Axis, Parameter, layers_by_prefix, parameter_table, trains_with_text
 from memcalc.layout.stages import Stage, one_in_flight
 from memcalc.layout.symbols import model_values
-from memcalc.layout.weight_layout import table_gradient_is_unsharded, weight_layout
+from memcalc.layout.weight_layout import TRANSPOSED, table_gradient_is_unsharded, weight_layout
 from memcalc.spec.finetuning import base_dtype
 from memcalc.spec.fp32_modules import in_fp32
 from memcalc.spec.model import ModelSpec
@@ -197,7 +197,15 @@ def _stage_parameters(
         from memcalc.layout.peft_parameters import with_adapters  # imports Parameters from this module
 
         rows = list(with_adapters(rows, adapters, precision.base, model))
+    if implementation == "huggingface" and model.architecture in TRANSPOSED:
+        rows = [_transposed(row) for row in rows]
     return LocalParameters(rows)
+
+
+def _transposed(row: LocalParameter) -> LocalParameter:
+    """Return a layer's matrix as (in, out); the matrices of adapters are those of linear layers."""
+    is_matrix = row.where == "layer" and row.tensor == "weight" and len(row.axes) == 2
+    return row._replace(axes=row.axes[::-1]) if is_matrix and not row.adapts else row
 
 
 def _apart(row: Parameter) -> tuple[Parameter, ...]:

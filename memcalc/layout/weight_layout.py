@@ -6,6 +6,9 @@ from memcalc.spec.model import ModelSpec
 from memcalc.spec.recipes import RECIPES
 from memcalc.spec.spec import Spec
 
+# Families with layers that store their weights as (in, out): transformers 5.23 pytorch_utils.py, Conv1D.
+TRANSPOSED = ("gpt2",)
+
 
 def split_by_dtensor(spec: Spec) -> bool:
     """Return whether DTensor shards the layers (under PyTorch's own engines); else Megatron-LM's modules do."""

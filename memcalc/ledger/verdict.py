@@ -10,10 +10,6 @@ from memcalc.spec.limits import Limit
 
 Answer = Literal["fits", "does-not-fit", "unknown"]
 
-# How the memory need was bounded: proven lower and upper bounds, an allocator replay, or the allocated peak times the
-# reserved-to-allocated ratio of recorded runs.
-Basis = Literal["bounds", "replay", "records"]
-
 
 class RecordedErrors(NamedTuple):
     """Errors of the estimates of recorded runs of one kind, as fractions of the estimated reserved memory.

@@ -467,6 +467,8 @@ class ForwardBackward:
                 position = dict(program.reads).get(table.name, -1) if is_given else -1
                 if not isinstance(item, int) and is_given:
                     position = program.checkpoint_end
+                elif position >= 0:  # a checkpointed part of the layer references it too
+                    position = max(position, program.checkpoint_end)
                 if position >= 0:
                     readers.setdefault(layer, {}).setdefault(position, []).append((frame, at))
                     break

@@ -11,6 +11,7 @@ from memcalc.ledger.component import Component
 from memcalc.sharding.engine import Engine
 from memcalc.simulation.optimizer_update import OptimizerUpdate, update_in_loop
 from memcalc.spec.recipes import DTYPE_BYTES
+from memcalc.states.optimizers.for_loop_step import in_loop_order
 from memcalc.states.optimizers.optimizer_states import is_hidden_matrix
 from memcalc.states.optimizers.parameter_order import in_order
 from memcalc.states.optimizers.step_temporaries import StepOptions, clipping_items
@@ -100,7 +101,7 @@ class OptimizerStep:
             rule: OptimizerUpdate(self.requests, LocalParameters(held), rule, choice.card, self.prefixes, spread)
             for rule, held in rules.items()
         }
-        return [(updates[options[held].update], held) for held in trained]
+        return [(updates[options[held].update], held) for held in in_loop_order(trained, rule)]
 
     def _run_joint(self, *, first: bool) -> None:
         """Record the step of one optimizer for several dtypes.

@@ -5,21 +5,29 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from memcalc.layout.local_parameters import LocalParameter, LocalParameters
 from memcalc.ledger.component import Component
-from memcalc.states.optimizers.for_loop_step import SCRIPTS, creates_states_in_loop, gradient_script
-from memcalc.states.optimizers.foreach_step import DECAYED, DROPPED_BEFORE, foreach_lists
+from memcalc.states.optimizers.for_loop_step import (
+    NORM,
+    OVER_ROWS,
+    CreateStates,
+    Keep,
+    creates_states_in_loop,
+    in_loop_order,
+    script_of,
+)
+from memcalc.states.optimizers.foreach_step import DECAYED, DROPPED_BEFORE, LAST_LISTS, foreach_lists
 from memcalc.states.optimizers.optimizer_states import first_phase, own_states, shared_states
 from memcalc.states.optimizers.parameter_order import in_order
-from memcalc.states.optimizers.step_buffers import Buffer, LiveTensor, item_of
+from memcalc.states.optimizers.step_buffers import Buffer, LiveTensor, item_of, kernel_script
 from memcalc.states.optimizers.update_rule import UpdateRule
 from memcalc.states.parameter_copies import UNSHARDED, ShardCounts
 from memcalc.stream.requests import Requests
 from memcalc.workspaces.multiprocessors import Multiprocessors
-from memcalc.workspaces.reductions import column_sum
 
 
 class OptimizerUpdate:
@@ -45,7 +53,7 @@ class OptimizerUpdate:
     ) -> None:
         self.requests = requests
         self.parameters = parameters
-        self.in_order = tuple(in_order(parameters, update.family, prefixes))
+        self.in_order = tuple(in_loop_order(in_order(parameters, update.family, prefixes), update))
         self.update = update
         self.card = card
         self.spread = spread
@@ -53,7 +61,8 @@ class OptimizerUpdate:
         self.sizes: dict[LocalParameter, list[int]] = {}  # requests of one parameter's states
         for held in dict.fromkeys(parameters):
             states = own_states(held, update, spread)
-            self.sizes[held] = [state.item.each for state in states if not state.paged]
+            self.sizes[held] = [state.item.each for state in states if not (state.paged or state.replaced)]
+        self.replaced: dict[LocalParameter, deque[int]] = {}  # replaced states: one of a layer for each layer
         shared = (state.item for state in shared_states(parameters, update, spread))
         self.shared = [item.each for item in shared for _ in range(item.count)]  # allocated with the first parameter's
 
@@ -112,53 +121,83 @@ class OptimizerUpdate:
             made = self._list(name)
             self.requests.drop(bound.pop(name, ()))
             bound[name] = made
-        if self.update.optimizer == "rprop":  # torch/optim/rprop.py: torch.where of each parameter four times
+        if self.update.optimizer == "rprop":  # torch/optim/rprop.py: three masks of each sign, then torch.where
+            for held in self.in_order:
+                for _ in ("gt", "lt", "eq"):
+                    self.requests.drop([self._take(held, Buffer("mask", dtype="bool"))])
             for held in self.in_order:
                 condition = self._take(held, Buffer("condition", dtype="bool"))
                 self.requests.drop([condition, self._take(held, Buffer("chosen"))])
+        last = LAST_LISTS.get(self.update.optimizer)
+        if last is not None:
+            kept = 1 if self.update.optimizer == "rprop" else 0  # the variable of its loop still references a sign
+            for name in names:
+                freed = len(bound[name]) - kept
+                self.requests.drop(bound[name][:freed])
+                bound[name] = bound[name][freed:]
+            made = self._list(last)
+            self.requests.drop(bound.pop(last, ()))
+            bound[last] = made
 
     def _factored(self) -> None:
         """torch/optim/_adafactor.py, _multi_tensor_adafactor: matrices, then vectors; all updates end together."""
         matrices = [parameter for parameter in self.in_order if len(parameter.axes) > 1]
         vectors = [parameter for parameter in self.in_order if len(parameter.axes) == 1]
+        self._norms(matrices)
         self.requests.drop([self._take(held, Buffer("means of the rows", "rows")) for held in matrices])
         means: list[int] = []
         for parameter in matrices:
-            columns = parameter._replace(axes=(*parameter.axes[:-2], parameter.axes[-1]))
-            means.append(self._take(columns, Buffer("means of the columns")))
+            means.append(self._take(parameter, Buffer("means of the columns", "columns")))
             if len(parameter.axes) == len(("out", "in")):  # scratch of a sum over each expert's rows is not modelled
-                self.requests.drop([self._take(parameter, Buffer("norms of the columns", "stage", "uint8"))])
+                self.requests.drop([self._take(parameter, OVER_ROWS)])
         self.requests.drop(means)
         updates = [self._take(held, Buffer("update")) for held in matrices]
         number = Buffer("mean of the row means")
         self.requests.drop([self._take(parameter._replace(axes=()), number) for parameter in matrices])
+        self._norms(matrices)  # of the updates
+        self._norms(vectors)
         self.requests.drop([self._take(held, Buffer("square of gradient")) for held in vectors])
         updates += [self._take(held, Buffer("update")) for held in vectors]
+        self._norms(vectors)
         self.requests.drop(updates)
+
+    def _norms(self, parameters: Iterable[LocalParameter]) -> None:
+        """Record the norm of each of these parameters, or of a tensor of its size."""
+        for held in parameters:
+            self.requests.drop([self._take(held, NORM)])
 
     def update_one(self, held: LocalParameter, bound: dict[str, int], *, makes: bool) -> None:
         """Record the update of one parameter; `bound`: the tensors of the loop's variables."""
-        script_of = SCRIPTS.get(self.update.optimizer)
-        before = len(gradient_script(self.update)) if self.update.optimizer == "momentum" else 0  # clones the gradient
         makes = makes and self.lazy and self.on_the_way
-        script = () if script_of is None else script_of(self.update, held)
-        for position, statement in enumerate(script):
-            if makes and position == before:
-                self.make_states([held])
+        for statement in script_of(self.update, held):
+            if isinstance(statement, CreateStates):
+                if makes:
+                    self.make_states([held])
+                continue
+            if isinstance(statement, Keep):
+                self._replace(held, bound.pop(statement.variable), exists=not makes)
+                continue
             temporaries = [self._take(held, buffer) for buffer in statement.temporaries]
             made = None if statement.result is None else self._take(held, statement.result)
+            self.requests.drop([self._take(held, buffer) for buffer in statement.scratch])
             self.requests.drop(temporaries)
             if statement.target in bound:
                 self.requests.drop([bound.pop(statement.target)])
             if made is not None:
                 bound[statement.target] = made
-        if makes and len(script) <= before:
-            self.make_states([held])
+
+    def _replace(self, held: LocalParameter, storage: int, *, exists: bool) -> None:
+        """Make a storage a parameter's replaced state, and free the state of the step before, if it exists."""
+        states = self.replaced.setdefault(held, deque())
+        self.requests.relabel(storage, Component.OPTIMIZER_STATE)
+        if exists:
+            self.requests.drop([states.popleft()])
+        states.append(storage)
 
     def _take(self, parameter: LocalParameter, buffer: Buffer) -> int:
-        if buffer.shape == "stage":
-            rows, columns = parameter.shape
-            return self.requests.play(column_sum(rows, columns, self.card), Component.TEMPORARIES)
+        script = kernel_script(parameter, buffer, self.spread, self.card)
+        if script is not None:
+            return self.requests.play(script, Component.TEMPORARIES)
         return self._temporary(self._size(parameter, buffer))
 
     def _temporary(self, size: int) -> int:

@@ -243,18 +243,17 @@ class _Frozen:
     Args:
         spec: the run with the batch.
         chunk: the chunk.
-        loops: whether equal rounds of layers are one loop.
 
     Attributes:
         layers: its layers.
         key: everything that its recording depends on.
     """
 
-    def __init__(self, spec: Spec, chunk: Stage, *, loops: bool) -> None:
+    def __init__(self, spec: Spec, chunk: Stage) -> None:
         self.model = found = frozen_model(spec, chunk)
         self.layers, self.key = None, None
         if found is not None:
-            self.layers = layers_of(found.run, found.chunk, loops=loops, model=FROZEN)
+            self.layers = layers_of(found.run, found.chunk, FROZEN)
             self.key = _key(found.run, found.chunk, self.layers, exist=False)
 
     def sized(self, sizer_of: Callable[[Spec], ProgramSizer]) -> tuple[FrozenModel, ProgramSizer] | None:
@@ -269,7 +268,6 @@ def recorded_step(
     *,
     exist: bool,
     workspace: RowDraft | None = None,
-    loops: bool = True,
     rank: int | None = None,
     after_forward: bool = True,
     beside: tuple[RowDraft, ...] = (),
@@ -282,7 +280,6 @@ def recorded_step(
         sizer_of: returns the sizes of a run's blocks.
         exist: whether gradients of earlier micro-batches exist.
         workspace: the cuBLAS workspace that the first backward's first matmul allocates, if it is one of its passes.
-        loops: whether equal rounds of layers are one loop.
         rank: the data-parallel rank, one of `ranks_that_may_hold_most`.
         after_forward: whether a forward ran since the last backward.
         beside: what the stage holds besides its states while the micro-batch runs.
@@ -298,16 +295,15 @@ def recorded_step(
             "training.recompute",
         )
     with_workspace = workspace is not None
-    other = _Frozen(spec, chunk, loops=loops)
+    other = _Frozen(spec, chunk)
 
     def record() -> RecordedStream:
-        return StepRecorder(spec, chunk, workspace=with_workspace, loops=loops, rank=rank).step(
-            exist=exist, after_forward=after_forward
-        )
+        recorder = StepRecorder(spec, chunk, workspace=with_workspace, rank=rank)
+        return recorder.step(exist=exist, after_forward=after_forward)
 
-    layers = layers_of(spec, chunk, loops=loops)
+    layers = layers_of(spec, chunk)
     key = "step", _key(spec, chunk, layers, exist=exist), with_workspace, other.key, rank, after_forward
-    recording = _recorded(RecordingInput(key, record)) if loops else record()
+    recording = _recorded(RecordingInput(key, record))
     rounds = rounds_of(chunk, layers, other.layers)
     frozen = other.sized(sizer_of)
     return RecordedPasses(spec, chunk, recording, rounds, sizer_of(spec), frozen, workspace, beside=beside)
@@ -316,12 +312,12 @@ def recorded_step(
 def recorded_evaluation(spec: Spec, chunk: Stage, sizer_of: Callable[[Spec], ProgramSizer]) -> RecordedPasses:
     """Return forward and loss of a batch outside autograd, between steps; as for `recorded_step`."""
     run = evaluated(spec)
-    other = _Frozen(run, chunk, loops=True)
+    other = _Frozen(run, chunk)
 
     def record() -> RecordedStream:
-        return StepRecorder(spec, chunk, workspace=False, loops=True).evaluation()
+        return StepRecorder(spec, chunk, workspace=False).evaluation()
 
-    layers = layers_of(run, chunk, loops=True)
+    layers = layers_of(run, chunk)
     key = "evaluation", _key(run, chunk, layers, exist=False), other.key
     rounds = rounds_of(chunk, layers, other.layers)
     recording = _recorded(RecordingInput(key, record))

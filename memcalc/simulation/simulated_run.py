@@ -46,6 +46,7 @@ from memcalc.spec.spec import Spec
 from memcalc.spec.towers import tower_trains
 from memcalc.spec.training import TOKENWISE
 from memcalc.states.gradient_policy import embedding_gradient_stays, gradient_policy
+from memcalc.states.optimizers.optimizer_states import replaces_states
 from memcalc.states.optimizers.parameter_order import in_order
 from memcalc.states.persistent import logits_of_the_step_before, returns_loss, workspace
 from memcalc.states.state_options import StateOptions, groups, state_options
@@ -57,7 +58,6 @@ STEADY = tuple(phase for phase in PHASES if phase.endswith(f"_{STEPS}"))
 MICRO_BATCHES = 3
 # Of steps that do not empty the cache the first finds other free blocks than all later ones.
 EMPTYING_CYCLE = 2
-NOT_COMPARED = ("galore",)  # not compared with any recorded run: the null CUDA device has no cuSOLVER decompositions
 COMPARED_ALONE = ("adam-4bit",)  # compared with recorded runs of one GPU only
 
 
@@ -97,7 +97,7 @@ def _recorded(spec: Spec, stage: Stage, rank: int | None, lengths: tuple[int, ..
     return SimulatedPipeline(spec, Requests(), stage).play()
 
 
-def simulate(spec: Spec, alloc_conf: str = "", stage: Stage | None = None, rank: int | None = None) -> Replay:
+def simulate(spec: Spec, stage: Stage | None = None, rank: int | None = None) -> Replay:
     """Replay three steps of a run, or a whole generation; `unsupported_reason(spec)` must be empty.
 
     The replay is limited to the GPU's memory, where the allocator frees cached blocks before it fails. A run that does
@@ -105,14 +105,13 @@ def simulate(spec: Spec, alloc_conf: str = "", stage: Stage | None = None, rank:
 
     Args:
         spec: the run.
-        alloc_conf: settings as PYTORCH_CUDA_ALLOC_CONF; empty: those of the run.
         stage: the pipeline stage; None: the first one.
         rank: the rank, as in `ranks_to_replay`; None: the one that holds most.
 
     Raises:
         InputError: the PyTorch version does not accept these settings.
     """
-    torch, settings = spec.training.torch_version.removeprefix("v"), alloc_conf or spec.training.alloc_conf
+    torch, settings = spec.training.torch_version.removeprefix("v"), spec.training.alloc_conf
     requests = run_requests(spec, stage, rank)
     if spec.hardware.gpu is None:
         return replay(requests, settings, torch)
@@ -210,6 +209,7 @@ class SimulatedRun:
         trained = [(parameters, own) for parameters, own, trains in parts if trains]
         self.step = OptimizerStep(requests, self.engine.updated(trained), prefixes, self.engine, self.ordered)
         self.repeats = requests.repeats and self.engine.repeats
+        self.step_repeats = self.repeats and not replaces_states(self.choice.update)
         self.threads: set[str] = set()  # threads with a cuBLAS workspace
         self.alive: dict[int, list[int]] = {}  # index in `built` -> live storages
         self.groups: dict[Hashable, list[int]] = {}  # storages that tensors made later free
@@ -499,7 +499,7 @@ class SimulatedRun:
 
     def _step(self, *, first: bool) -> None:
         given = self.gradients if self.engine.frees_gradients else []
-        if self.steady_step is not None and self.repeats:
+        if self.steady_step is not None and self.step_repeats:
             self.requests.again(self.steady_step, dict(zip(self.steady_gradients, given, strict=True)))
         else:
             mark = self.requests.mark()
@@ -524,7 +524,6 @@ def unsupported_reason(spec: Spec) -> str:
         "weights alone in host memory under DeepSpeed": options.engine == "deepspeed"
         and options.host.has_weights
         and not options.host.offloads,
-        f"optimizer {options.update.optimizer}": options.update.optimizer in NOT_COMPARED,
         f"optimizer {options.update.optimizer} on several GPUs": options.update.optimizer in COMPARED_ALONE
         and spec.parallelism.ranks > 1,
         **_reasons_of_ranks(spec, options),

@@ -61,18 +61,17 @@ class Layers(NamedTuple):
     of_engine: tuple[LocalParameter, ...]
 
 
-def layers_of(spec: Spec, chunk: Stage, *, loops: bool, model: str = POLICY) -> Layers:
+def layers_of(spec: Spec, chunk: Stage, model: str = POLICY) -> Layers:
     """Return the layers of a chunk.
 
     Args:
         spec: the run.
         chunk: the chunk.
-        loops: whether equal rounds are one loop.
         model: the model of the layers, a part of the loops' names.
     """
     options, plan = state_options(spec), plan_of(spec, chunk)
     # DeepSpeed's buckets and prefetches span layers; its stage 1 reduces only after backward.
-    as_loops = loops and not (options.partitions_gradients and options.zero_stage > 1)
+    as_loops = not (options.partitions_gradients and options.zero_stage > 1)
     played = loops_of(spec, plan) if as_loops else (LayerLoop(plan),)
     played = tuple(
         loop._replace(rounds=NamedRounds(loop.rounds, (model, index))) if loop.rounds > 1 else loop
@@ -115,14 +114,13 @@ class StepRecorder:
         spec: the run.
         chunk: the chunk.
         workspace: whether backward's first matmul allocates cuBLAS's workspace.
-        loops: whether equal rounds of layers are one loop.
         rank: the data-parallel rank; None: the one that `engine_of` takes.
     """
 
-    def __init__(self, spec: Spec, chunk: Stage, *, workspace: bool, loops: bool, rank: int | None = None) -> None:
+    def __init__(self, spec: Spec, chunk: Stage, *, workspace: bool, rank: int | None = None) -> None:
         self.requests = Requests()
         self.blocks: list[SizedBlock] = []
-        self.spec, self.chunk, self.workspace, self.loops, self.rank = spec, chunk, workspace, loops, rank
+        self.spec, self.chunk, self.workspace, self.rank = spec, chunk, workspace, rank
 
     def step(self, *, exist: bool, after_forward: bool = True) -> RecordedStream:
         """Record forward, loss and backward.
@@ -238,7 +236,7 @@ class StepRecorder:
         """
         chunk = self.chunk if chunk is None else chunk
         options, plan = state_options(spec), plan_of(spec, chunk)
-        layers = layers_of(spec, chunk, loops=self.loops, model=model)
+        layers = layers_of(spec, chunk, model)
         units = by_unit(
             layers.ordered,
             layers.numbers,

@@ -233,10 +233,13 @@ def _muon(training: TrainingSpec, parameters: list[nn.Parameter], hidden: list[n
 def _galore(
     training: TrainingSpec, parameters: list[nn.Parameter], hidden: list[nn.Parameter]
 ) -> torch.optim.Optimizer:
-    """Return GaLore with the settings of galore_torch's README, except for the rank."""
+    """Return GaLore with the settings of galore_torch's README, except for the rank and the gap between projectors.
+
+    Each step recomputes the projectors, as every 200th step of a run does: it needs most.
+    """
     options, apart = training.optimizer_options, {id(parameter) for parameter in hidden}
     rank = options.rank or GALORE_RANK
-    projected = {"params": hidden, "rank": rank, "update_proj_gap": 200, "scale": 0.25, "proj_type": "std"}
+    projected = {"params": hidden, "rank": rank, "update_proj_gap": 1, "scale": 0.25, "proj_type": "std"}
     groups = [{"params": [parameter for parameter in parameters if id(parameter) not in apart]}, projected]
     factory = _of("galore_torch", "GaLoreAdamW", training)
     return factory(groups, lr=LEARNING_RATE, weight_decay=weight_decay("galore", options), no_deprecation_warning=True)

@@ -103,7 +103,7 @@ class Copies:
         for master, gradient in zip(self.masters, self.summed, strict=False):
             master.grad = gradient.float()
         if self.max_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self.optimized, self.max_norm)
+            torch.nn.utils.clip_grad_norm_(self.optimized, self.max_norm, foreach=True)  # the default on CUDA
         optimizer.step()
         if self.recipe.main_gradients_live == "step" or self.summed:
             for master in self.masters:

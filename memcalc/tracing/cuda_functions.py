@@ -123,6 +123,8 @@ class CudaFunctions(TorchFunctionMode):
             function, args = torch.tensor, args[1:]
         if function in OF_DATA and args and isinstance(args[0], (tuple, list)):
             args = (numbers_in(args[0], lambda fake: self._read(Tensor.tolist, (fake,), {})), *args[1:])
+        if function is Tensor.to and len(args) > 1 and on_device(args[1]) and not on_device(args[0]):
+            args = (args[0], CUDA, args[1].dtype, *args[2:])  # the device and the dtype of another tensor
         device = _device(function, args, kwargs)
         if device is not None:
             return self._placed(function, args, kwargs, device)

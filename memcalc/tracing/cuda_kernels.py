@@ -35,6 +35,7 @@ PRODUCTS = frozenset(
 # Operators of which the device allocates only some outputs, or in another order: positions.
 MADE: dict[Any, tuple[int, ...]] = {
     aten.native_dropout: (1, 0),  # the mask comes first (native/cuda/Dropout.cu)
+    aten._linalg_svd: (0, 2, 1),  # noqa: SLF001 -- the singular values come last (native/BatchLinearAlgebra.cpp)
     # Without a captured CUDA graph the seed and the offset stay on the host (cuda/attention.cu).
     aten._scaled_dot_product_efficient_attention: (0, 1),  # noqa: SLF001 -- an operator's name
 }

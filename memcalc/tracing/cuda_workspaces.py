@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from memcalc.recorder.kernels import Hidden
-from memcalc.workspaces import attention, ceil_div, embedding, norms, sharding, sorting, transient
+from memcalc.workspaces import attention, ceil_div, embedding, linear_algebra, norms, sharding, sorting, transient
 from memcalc.workspaces.attention import Heads
 from memcalc.workspaces.multiprocessors import Multiprocessors
 from memcalc.workspaces.reductions import ReductionShape, reduction
@@ -75,9 +75,9 @@ def _layer_norm(gpu: Multiprocessors, args: tuple[Any, ...], _: Mapping[str, Any
     return _norm(gpu, x, shape, weight, parameters)
 
 
-def _rms_norm(gpu: Multiprocessors, args: tuple[Any, ...], _: Mapping[str, Any], __: Any) -> Sequence[Hidden]:
+def _rms_norm(gpu: Multiprocessors, args: tuple[Any, ...], _: Mapping[str, Any], output: Any) -> Sequence[Hidden]:
     x, shape, weight = args[1], args[2], args[4]
-    return _norm(gpu, x, shape, weight, 0 if weight is None else 1)
+    return _norm(gpu, x, shape, weight, 0 if output[1] is None else 1)
 
 
 def _norm(
@@ -118,6 +118,11 @@ def _safe_softmax(_: Multiprocessors, __: tuple[Any, ...], ___: Mapping[str, Any
     """Return the masks of -inf scores and fully masked rows, and their zero (native/transformers/attention.cpp)."""
     masked, rows = output.numel(), output.numel() // output.shape[-1]
     return (Hidden(transient(masked, rows, 4)),)
+
+
+def _svd(_: Multiprocessors, args: tuple[Any, ...], __: Mapping[str, Any], ___: Any) -> Sequence[Hidden]:
+    x: Tensor = args[0]
+    return (Hidden(linear_algebra.decomposition(x.shape[-2], x.shape[-1], x.element_size())),)
 
 
 def _foreach_norm(_: Multiprocessors, args: tuple[Any, ...], __: Mapping[str, Any], ___: Any) -> Sequence[Hidden]:
@@ -203,6 +208,7 @@ WORKSPACES: dict[Any, Rule] = {
     aten.native_layer_norm_backward: _layer_norm,
     torch.ops.memcalc._fused_rms_norm_backward: _rms_norm,  # noqa: SLF001 -- operators' names, here and below
     aten._safe_softmax: _safe_softmax,  # noqa: SLF001
+    aten._linalg_svd: _svd,  # noqa: SLF001
     aten._foreach_norm: _foreach_norm,  # noqa: SLF001
     aten.sort: _sort,
     aten.index_put: _index_put,

@@ -17,7 +17,10 @@ from torch.nn import functional
 LIBRARY = torch.library.Library("memcalc", "DEF")  # type: ignore[no-untyped-call]
 RMS_NORM = ("_fused_rms_norm", "_fused_rms_norm_backward")  # PyTorch's operators that memcalc's replace
 FORWARD = "_fused_rms_norm(Tensor x, int[] shape, Tensor? weight, float? eps) -> (Tensor, Tensor)"
-BACKWARD = "_fused_rms_norm_backward(Tensor g, Tensor x, int[] shape, Tensor rstd, Tensor? weight) -> (Tensor, Tensor?)"
+BACKWARD = (
+    "_fused_rms_norm_backward(Tensor g, Tensor x, int[] shape, Tensor rstd, Tensor? weight, bool trains)"
+    " -> (Tensor, Tensor?)"
+)
 LIBRARY.define(FORWARD)  # type: ignore[no-untyped-call]
 LIBRARY.define(BACKWARD)  # type: ignore[no-untyped-call]
 
@@ -29,9 +32,9 @@ def _forward(x: Tensor, shape: Sequence[int], _weight: Tensor | None, _eps: floa
 
 
 def _backward(
-    _grad: Tensor, x: Tensor, _shape: Sequence[int], _rstd: Tensor, weight: Tensor | None
+    _grad: Tensor, x: Tensor, _shape: Sequence[int], _rstd: Tensor, weight: Tensor | None, trains: bool
 ) -> tuple[Tensor, Tensor | None]:
-    return x.new_empty(x.shape), None if weight is None else weight.new_empty(weight.shape)
+    return x.new_empty(x.shape), weight.new_empty(weight.shape) if weight is not None and trains else None
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -44,7 +47,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _differentiate(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:
     x, rstd, weight = ctx.saved_tensors
-    grad_x, grad_weight = torch.ops.memcalc._fused_rms_norm_backward(grad, x, ctx.shape, rstd, weight)  # noqa: SLF001
+    backward, trains = torch.ops.memcalc._fused_rms_norm_backward, ctx.needs_input_grad[2]  # noqa: SLF001
+    grad_x, grad_weight = backward(grad, x, ctx.shape, rstd, weight, trains)
     del rstd, weight, x  # in the order in which the C++ node's locals are destroyed
     return grad_x, None, grad_weight, None
 

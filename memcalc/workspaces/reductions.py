@@ -81,5 +81,10 @@ def column_sum(rows: int, columns: int, gpu: Multiprocessors) -> Script:
     return reduction(ReductionShape(columns, rows, contiguous=False, inner=columns), gpu)
 
 
+def norm(elements: int, gpu: Multiprocessors) -> Script:
+    """Return the script of the norm of all elements of a tensor."""
+    return reduction(ReductionShape(1, elements, contiguous=True, inner=1), gpu)
+
+
 def _power_of_two_below(number: int) -> int:
     return 1 << (number.bit_length() - 1)

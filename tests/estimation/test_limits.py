@@ -26,7 +26,7 @@ RING = "the ring buffers of keys and values under context parallelism"
         (
             "llama-3-8b",
             ("optimizer=galore",),
-            ["cuSOLVER's workspace when GaLore decomposes a gradient; GaLore was not compared with a run"],
+            ["cuSOLVER's workspace when GaLore decomposes a gradient"],
         ),
         ("llama-3-8b", ("fp8=rowwise",), []),
         ("gemma-2-2b", ("implementation=plain",), ["the soft-capping of Gemma 2's attention scores and logits"]),

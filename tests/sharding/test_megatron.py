@@ -163,7 +163,7 @@ def test_buffers_allocated_once_are_rows_alone(attention: str) -> None:
 def test_recomputed_layers_hold_their_result_until_their_backward_returns() -> None:
     """CheckpointFunction.backward: the result and the gradient that it was given, two hidden states."""
     spec = small("recompute=full", "dropout=0.0")
-    blocks = SimulatedRun(spec, Requests(), stage=stages_of(spec)[0])
+    blocks = SimulatedRun(spec, Requests())
     blocks.play()
     assert blocks.passing is not None
     parts = blocks.passing.passing.parts

@@ -14,6 +14,7 @@ class Mixtral(Llama):
 
     normalized = True  # the router weights of a token's experts sum to one
     wide_weights = True  # router weights stay in fp32
+    casts_logits = True  # before the softmax, which else computes fp32 from fp16 by itself
 
     def mlp(self, x: Tensor) -> Tensor:
         """The MLP: experts, in layers that have them."""
@@ -32,14 +33,16 @@ class Mixtral(Llama):
         c, ops = self.c, self.ops
         x = ops.viewed(x, x.shape, "tokens of the router")
         logits = ops.linear(x, "mlp.router", ("E", "d"), ("b", "s", "E"), bias=c.experts.router_bias)
-        probabilities = ops.softmax(ops.cast(logits, "fp32", "router logits in fp32"), "router probabilities")
+        casts = self.casts_logits or logits.dtype != "fp16"
+        wide = ops.cast(logits, "fp32", "router logits in fp32") if casts else logits
+        probabilities = ops.softmax(wide, "router probabilities", "fp32")
         weights, chosen = ops.top_k(probabilities, COPIES, "router weights")
-        wide = weights
+        first = weights
         if self.normalized:
             weights = ops.divide_in_place(weights, ops.total(weights, "sum of router weights"), "router weights")
         if not self.wide_weights:
             weights = ops.cast(weights, logits.dtype, f"router weights in {logits.dtype}")
-        self.tape.still_referenced(probabilities, wide)
+        self.tape.still_referenced(probabilities, first)
         return logits, weights, chosen
 
 
@@ -48,6 +51,7 @@ class Qwen3Moe(Mixtral):
 
     normalized = False
     wide_weights = False
+    casts_logits = False
 
 
 class Qwen2Moe(Qwen3Moe):

@@ -6,7 +6,8 @@ Each script follows the allocating statements of the function _single_tensor_* o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
@@ -18,21 +19,43 @@ from memcalc.states.optimizers.step_buffers import ALL, PARTS, Buffer, LiveTenso
 from memcalc.states.optimizers.update_rule import UpdateRule
 
 TEMPORARY = Buffer("temporary")
+NORM = Buffer("partial norms", "norm", "uint8")
+OVER_ROWS = Buffer("norms of the columns", "stage", "uint8")
 MOMENTS = ("first", "second")
 
 
 class Assign(NamedTuple):
-    """A statement that binds `target` to a new tensor computed from temporaries; its old tensor is freed afterwards.
+    """A statement that binds `target` to a new tensor; its old tensor is freed afterwards.
 
-    Without a result, `target` is bound to a persistent tensor. Without a target, the result is freed.
+    Without a result, `target` is bound to a persistent tensor. Without a target, nothing stays.
+
+    Args:
+        target: the variable.
+        result: the new tensor.
+        temporaries: allocated before the result, and freed after it.
+        scratch: allocated after the result, and freed before the old tensor.
     """
 
     target: str
     result: Buffer | None = None
     temporaries: tuple[Buffer, ...] = ()
+    scratch: tuple[Buffer, ...] = ()
 
 
-Script = tuple[Assign, ...]
+class Keep(NamedTuple):
+    """A statement that makes the tensor of `variable` the parameter's replaced state; the old state is freed."""
+
+    variable: str
+
+
+@dataclass(frozen=True)
+class CreateStates:
+    """A statement that allocates the states that a parameter lacks in the first step, except a replaced one."""
+
+
+Statement = Assign | Keep | CreateStates
+Script = tuple[Statement, ...]
+CREATE_STATES = CreateStates()
 NEWTON_SCHULZ_STEPS = 5  # torch.optim.Muon, ns_steps
 
 
@@ -52,17 +75,20 @@ def creates_states_in_loop(update: UpdateRule) -> bool:
 def for_loop_points(parameters: LocalParameters, update: UpdateRule) -> Iterator[StepPoint]:
     """Yield every point of a step that updates one parameter at a time."""
     bound: dict[str, LiveTensor] = {}
-    script_of = SCRIPTS.get(update.optimizer)
-    if script_of is None or update.paged:
+    if update.paged:
         return  # kernels that update in place
     for held, behind in _in_order(parameters, update):
         made = behind if creates_states_in_loop(update) else ALL
         for statement in script_of(update, held):
-            live = [*bound.values(), *(LiveTensor(held, buffer) for buffer in statement.temporaries)]
+            if isinstance(statement, Keep):
+                del bound[statement.variable]
+            if not isinstance(statement, Assign):
+                continue
+            made_now = [*statement.temporaries, *statement.scratch]
             if statement.result is not None:
-                live.append(LiveTensor(held, statement.result))
-            if statement.result is not None or statement.temporaries:
-                yield StepPoint(live, made)
+                made_now.append(statement.result)
+            if made_now:
+                yield StepPoint([*bound.values(), *(LiveTensor(held, buffer) for buffer in made_now)], made)
             bound.pop(statement.target, None)
             if statement.result is not None:
                 bound[statement.target] = LiveTensor(held, statement.result)
@@ -74,58 +100,76 @@ def _in_order(parameters: LocalParameters, update: UpdateRule) -> Iterator[tuple
     Two layers represent all: the first follows the embedding, the last follows all other layers.
     """
     embedding, layer, head = registered(parameters, update.family)
-    for part, behind in ((embedding, 1), (layer, 1), (layer, 2), (head, 3)):
+    parts = [(embedding, 1), (layer, 1), (layer, 2), (head, 3)]
+    if update.optimizer == "galore":
+        matrices = [parameter for parameter in layer if is_hidden_matrix(parameter)]
+        others = [parameter for parameter in layer if not is_hidden_matrix(parameter)]
+        parts = [(embedding, 1), (others, 1), (others, 1), (head, 1), (matrices, 1), (matrices, 2)]
+    for part, behind in parts:
         for parameter in part:
             yield parameter._replace(count=1), frozenset(PARTS[:behind])
 
 
-def gradient_script(update: UpdateRule) -> Script:
+def in_loop_order(parameters: Iterable[LocalParameter], update: UpdateRule) -> list[LocalParameter]:
+    """Return parameters in the order of the loop: GaLore's matrices are its second parameter group."""
+    return sorted(parameters, key=is_hidden_matrix) if update.optimizer == "galore" else list(parameters)
+
+
+def script_of(update: UpdateRule, parameter: LocalParameter) -> Script:
+    """Return the statements that update one parameter; unless one of them creates its states, the first does."""
+    own = SCRIPTS.get(update.optimizer)
+    script = () if own is None else own(update, parameter)
+    return script if CREATE_STATES in script else (CREATE_STATES, *script)
+
+
+def _gradient(update: UpdateRule) -> Script:
     """Return the statement `grad = grads[i]`, which frees the previous gradient, and L2 decay."""
     return (Assign("grad"), Assign("grad", Buffer(DECAYED))) if update.decays else (Assign("grad"),)
 
 
 def _sgd(update: UpdateRule, _: LocalParameter) -> Script:
     if update.optimizer != "momentum":
-        return gradient_script(update)
+        return _gradient(update)
     ahead = Assign("grad", Buffer("gradient ahead")) if update.nesterov else Assign("grad")
-    return (*gradient_script(update), ahead)
+    return (*_gradient(update), CREATE_STATES, ahead)  # the momentum is a clone of the gradient
 
 
 def _adam(update: UpdateRule, _: LocalParameter) -> Script:
     l2 = update._replace(decays=update.decays and update.optimizer == "adam")
-    return (*gradient_script(l2), Assign("denom", Buffer("denominator"), (TEMPORARY,)))
+    return (*_gradient(l2), Assign("denom", Buffer("denominator"), (TEMPORARY,)))
 
 
 def _adagrad(update: UpdateRule, _: LocalParameter) -> Script:
-    return (*gradient_script(update), Assign("std", Buffer("sqrt of the sum")))
+    return (*_gradient(update), Assign("std", Buffer("sqrt of the sum")))
 
 
 def _adadelta(update: UpdateRule, _: LocalParameter) -> Script:
-    return (*gradient_script(update), Assign("std", Buffer("sqrt of mean square")), Assign("delta", Buffer("update")))
+    return (*_gradient(update), Assign("std", Buffer("sqrt of mean square")), Assign("delta", Buffer("update")))
 
 
 def _adamax(update: UpdateRule, _: LocalParameter) -> Script:
-    return (*gradient_script(update), Assign("", None, (Buffer("absolute gradient"),)))
+    return (*_gradient(update), Assign("", None, (Buffer("absolute gradient"),)))
 
 
 def _nadam(update: UpdateRule, _: LocalParameter) -> Script:
-    return (*gradient_script(update), Assign("denom", Buffer("denominator"), (TEMPORARY,)))
+    return (*_gradient(update), Assign("denom", Buffer("denominator"), (TEMPORARY,)))
 
 
 def _radam(update: UpdateRule, _: LocalParameter) -> Script:
     """Return the script from the sixth step on, when the variance is rectified; earlier steps allocate less."""
     return (
-        *gradient_script(update),
+        *_gradient(update),
         Assign("bias_corrected_exp_avg", Buffer("corrected first moment")),
         Assign("product", Buffer("scaled first moment")),
         Assign("rates", Buffer("learning rates"), (TEMPORARY, Buffer("reciprocal"))),
-        Assign("product", None, (Buffer("update"),)),
+        Assign("product", Buffer("update before rectification")),
         Assign("rates"),
+        Assign("product", None, (Buffer("update"),)),
     )
 
 
 def _rmsprop(update: UpdateRule, _: LocalParameter) -> Script:
-    return (*gradient_script(update), Assign("avg", Buffer("sqrt of mean square")))
+    return (*_gradient(update), Assign("avg", Buffer("sqrt of mean square")))
 
 
 def _rprop(_: UpdateRule, __: LocalParameter) -> Script:
@@ -141,15 +185,19 @@ def _rprop(_: UpdateRule, __: LocalParameter) -> Script:
 
 
 def _asgd(update: UpdateRule, _: LocalParameter) -> Script:
-    return gradient_script(update)  # up to step t0 = 1,000,000 the average is a copy of the parameter
+    return _gradient(update)  # up to step t0 = 1,000,000 the average is a copy of the parameter
 
 
 def _adafactor(_: UpdateRule, parameter: LocalParameter) -> Script:
-    if len(parameter.axes) != 2:
-        return (Assign("update", Buffer("update")),)
+    norm = Assign("", None, (NORM,))  # param.norm(2), update.norm(2)
+    update = Assign("update", Buffer("update"))
+    if len(parameter.axes) < 2:
+        return (norm, Assign("grad_squared", Buffer("squared gradient")), update, norm)
     rows = Assign("row_mean", Buffer("norms of the rows", "rows"))
-    columns = Assign("", None, (Buffer("norms of the columns", "stage", "uint8"),))
-    return (rows, columns, Assign("update", Buffer("update")))
+    # The scratch of a sum over each expert's rows is not modelled.
+    scratch = (OVER_ROWS,) if len(parameter.axes) == 2 else ()
+    columns = Assign("col_mean", Buffer("means of the columns", "columns"), scratch=scratch)
+    return (norm, rows, columns, update, norm)
 
 
 def _adafactor_of_transformers(update: UpdateRule, parameter: LocalParameter) -> Script:
@@ -161,10 +209,19 @@ def _adafactor_of_transformers(update: UpdateRule, parameter: LocalParameter) ->
     cast = update.dtype != "fp32"
     gradient = (Assign("grad"), *((Assign("grad", wide("gradient in fp32")),) if cast else ()))
     weight = (Assign("p_data_fp32"), *((Assign("p_data_fp32", wide("weight in fp32")),) if cast else ()))
-    # grad**2, then + eps; the factors of a matrix, or the square root of a vector; then -update
+    norm = Assign("", None, (NORM,))  # of the weight, and of the update
+    # grad**2, then + eps; the means and the factors of a matrix, or the square root of a vector; then -update
     squared = Assign("update", wide("squared gradient and eps"), (wide("squared gradient"),))
-    factor = (Buffer("factor of the rows", "rows", "fp32"),) if len(parameter.axes) == 2 else ()
-    return (*gradient, *weight, squared, Assign("update", wide("update"), factor), Assign("", None, (wide("-update"),)))
+    factors: tuple[Buffer, ...] = ()
+    means: Script = ()
+    if len(parameter.axes) > 1:
+        scratch = (OVER_ROWS,) if len(parameter.axes) == 2 else ()  # over each expert's rows it is not modelled
+        rows, columns = Buffer("of the rows", "rows", "fp32"), Buffer("of the columns", "columns", "fp32")
+        means = (Assign("", None, (rows,)), Assign("", None, (columns, *scratch)))
+        factors = (rows, columns)
+    update_of = Assign("update", wide("update"), factors)
+    step = (squared, *means, update_of, norm, Assign("", None, (wide("-update"),)))
+    return (*gradient, CREATE_STATES, *weight, norm, *step)
 
 
 def _lion(_: UpdateRule, __: LocalParameter) -> Script:
@@ -173,7 +230,8 @@ def _lion(_: UpdateRule, __: LocalParameter) -> Script:
 
 def _lamb(update: UpdateRule, _: LocalParameter) -> Script:
     """Return the script of bitsandbytes 0.50 functional.py, optimizer_update_32bit: torch.norm(p.data.float())."""
-    return () if update.dtype == "fp32" else (Assign("", None, (Buffer("weight in fp32", dtype="fp32"),)),)
+    cast = () if update.dtype == "fp32" else (Buffer("weight in fp32", dtype="fp32"),)
+    return (Assign("", None, (*cast, NORM)),)
 
 
 def _muon(update: UpdateRule, _: LocalParameter) -> Script:
@@ -186,7 +244,8 @@ def _muon(update: UpdateRule, _: LocalParameter) -> Script:
     cast = () if update.dtype == "bf16" else (Assign("ortho_grad", orthogonal),)
     iteration = (Assign("gram_matrix", gram), Assign("gram_update", gram), Assign("ortho_grad", orthogonal))
     returned = tuple(Assign(name) for name in ("update", "gram_matrix", "gram_update"))
-    return (*ahead, Assign("ortho_grad"), *cast, *iteration * NEWTON_SCHULZ_STEPS, *returned)
+    norm = Assign("", None, (NORM,))
+    return (*ahead, Assign("ortho_grad"), *cast, norm, *iteration * NEWTON_SCHULZ_STEPS, *returned)
 
 
 def _four_bit(_: UpdateRule, parameter: LocalParameter) -> Script:
@@ -201,19 +260,46 @@ def _four_bit(_: UpdateRule, parameter: LocalParameter) -> Script:
 
 
 def _galore(update: UpdateRule, parameter: LocalParameter) -> Script:
-    """Return the script of galore_torch 1.0 adamw.py; every 200 steps, from the first, it recomputes the projector."""
+    """Return the script of galore_torch 1.0 adamw.py in a step that recomputes the projector.
+
+    The first step does, and each step after a multiple of update_proj_gap (200 in its README); the others only omit it.
+    """
     if not is_hidden_matrix(parameter):
-        return (Assign("grad"), Assign("denom", Buffer("denominator")), Assign("norm_grad", Buffer("update")))
-    copies = 1 if update.dtype == "fp32" else 2  # the matrix in fp32, and the copy that cuSOLVER overwrites
-    whole, gram = Buffer("singular vectors", dtype="fp32"), Buffer("singular vectors", "gram", "fp32")
-    decomposed = (*(Buffer("matrix in fp32", dtype="fp32"),) * copies, whole, gram)
+        denominator, direction = Assign("denom", Buffer("denominator")), Assign("norm_grad", Buffer("update"))
+        return (Assign("grad"), CREATE_STATES, denominator, direction)
     return (
         Assign("grad"),
-        Assign("", None, decomposed),
+        *_projector(update, parameter),
         Assign("grad", Buffer("projected gradient", "low")),
+        CREATE_STATES,
         Assign("denom", Buffer("denominator", "low")),
         Assign("norm_grad", Buffer("projected update", "low")),
         Assign("norm_grad", Buffer("update"), (Buffer("update before scaling"),)),
+    )
+
+
+def _projector(update: UpdateRule, parameter: LocalParameter) -> Script:
+    """Return the script of galore_torch 1.0 galore_projector.py, get_orthogonal_matrix: type right, or left if wide.
+
+    The projector is r of the singular vectors on the shorter side: in fp32 a view of all of them, else a 16-bit copy.
+    """
+    rows, columns = parameter.shape
+    whole, short = Buffer("singular vectors", dtype="fp32"), Buffer("singular vectors", "gram", "fp32")
+    left, right = (whole, short) if rows >= columns else (short, whole)
+    in_fp32 = update.dtype == "fp32"
+    cast = () if in_fp32 else (Assign("matrix", Buffer("matrix in fp32", dtype="fp32")),)
+    copy = () if in_fp32 else (Assign("B", Buffer("projector", "projector")),)
+    kept = "B" if not in_fp32 else "Vh" if rows >= columns else "U"
+    return (
+        *cast,
+        Assign("U", left),
+        Assign("Vh", right),
+        Assign("s", Buffer("singular values", "values", "fp32")),
+        Assign("", None, (Buffer("decomposition", "svd", "uint8"),)),
+        Assign("A", Buffer("scaled singular vectors", "low", "fp32"), (Buffer("scales", "diagonal", "fp32"),)),
+        *copy,
+        *(Assign(local) for local in ("matrix", "U", "Vh", "s", "A") if local != kept),
+        Keep(kept),
     )
 
 

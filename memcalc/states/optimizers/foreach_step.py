@@ -30,6 +30,8 @@ LISTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "lion": (("update",), ("update",)),  # memcalc/step/lion.py
 }
 
+# A list that is allocated after those have been freed.
+LAST_LISTS = {"asgd": "weight minus its average", "rprop": "sign of gradient"}
 DROPPED_BEFORE = ("adam", "radam")  # decayed gradients are freed before any other list is allocated
 
 

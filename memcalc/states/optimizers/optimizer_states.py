@@ -57,11 +57,13 @@ class OptimizerState(NamedTuple):
         item: the state on one rank.
         paged: whether it is in unified memory, outside PyTorch's allocator.
         parameter: its parameter.
+        replaced: whether a step computes a new tensor and frees the old one, rather than updating it in place.
     """
 
     item: RowDraft
     paged: bool
     parameter: LocalParameter
+    replaced: bool = False
 
 
 def is_hidden_matrix(parameter: LocalParameter) -> bool:
@@ -82,6 +84,11 @@ def unsharded_states(update: UpdateRule) -> tuple[str, ...]:
     if update.optimizer == "rmsprop" and update.momentum:
         names = (*names, "momentum")
     return names
+
+
+def replaces_states(update: UpdateRule) -> bool:
+    """Return whether the optimizer has a state that each step replaces, rather than updating it in place."""
+    return update.optimizer == "galore"
 
 
 def state_dtype(update: UpdateRule) -> str:
@@ -251,4 +258,6 @@ def _projected(parameter: LocalParameter, update: UpdateRule) -> Iterator[Optimi
         yield _state(parameter, name, update.moments, GALORE, update, axes=(long, rank))
     # In fp32 the projector is a view of all singular vectors, which stay live; a bf16 or fp16 copy holds r of them.
     kept = (short, short) if update.dtype == "fp32" else (rank, short)
-    yield _state(parameter, "projector", update.dtype, GALORE, update, axes=kept)
+    yield _state(parameter, "projector", update.dtype, GALORE, update, axes=kept)._replace(
+        replaced=replaces_states(update)
+    )

@@ -14,9 +14,10 @@ from memcalc.ledger.row_drafts import RowDraft
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.states.optimizers.update_rule import UpdateRule
 from memcalc.states.parameter_copies import UNSHARDED, ParameterCopy, ShardCounts, copy_row
-from memcalc.workspaces import most
+from memcalc.workspaces import Script, most
+from memcalc.workspaces.linear_algebra import decomposition
 from memcalc.workspaces.multiprocessors import Multiprocessors
-from memcalc.workspaces.reductions import column_sum
+from memcalc.workspaces.reductions import column_sum, norm
 
 # parts of a model; some optimizers create the states of one part after those of another
 PARTS = ("embedding", "layer", "head")
@@ -29,9 +30,11 @@ class Buffer(NamedTuple):
 
     Args:
         name: in rows.
-        shape: that of the parameter ("whole"), short side x short side ("gram"), long side x rank ("low"), one number
-            per row ("rows"), one number per block of 128 elements ("blocks"), or the staging buffer of a sum over the
-            rows ("stage").
+        shape: that of the parameter ("whole"), short side x short side ("gram"), long side x rank ("low"), rank x short
+            side ("projector"), rank x rank ("diagonal"), one number per row ("rows"), per column ("columns"), per
+            element of the short side ("values") or per block of 128 elements ("blocks"), or what a kernel allocates and
+            frees: for a sum over the rows ("stage"), the norm of all elements ("norm") or a singular value
+            decomposition ("svd").
         dtype: a dtype, or "update" for the dtype of the updated tensors.
     """
 
@@ -77,6 +80,20 @@ def items_of(
     return [item_of(live, update, shards, gpu, mask, citation) for live in moment]
 
 
+def kernel_script(
+    parameter: LocalParameter, buffer: Buffer, shards: ShardCounts, gpu: Multiprocessors
+) -> Script | None:
+    """Return what a kernel allocates and frees for a parameter; None for a tensor."""
+    if buffer.shape == "norm":
+        return norm(prod(shards.shape(parameter)), gpu)
+    if buffer.shape not in ("stage", "svd"):
+        return None
+    rows, columns = parameter.shape[-2:]
+    return (
+        column_sum(rows, columns, gpu) if buffer.shape == "stage" else decomposition(rows, columns, DTYPE_BYTES["fp32"])
+    )
+
+
 def item_of(
     live: LiveTensor, update: UpdateRule, shards: ShardCounts, gpu: Multiprocessors, mask: int, citation: str
 ) -> RowDraft:
@@ -85,21 +102,27 @@ def item_of(
     dtype = update.dtype if buffer.dtype == "update" else buffer.dtype
     if buffer.shape == "rows":
         parameter, shards = parameter._replace(axes=parameter.axes[:-1]), UNSHARDED
+    elif buffer.shape == "columns":
+        parameter, shards = parameter._replace(axes=(*parameter.axes[:-2], parameter.axes[-1])), UNSHARDED
     elif buffer.shape == "blocks":
         parameter, shards = (
             parameter._replace(axes=(("n/128", prod(shards.shape(parameter)) // BLOCK_4BIT),)),
             UNSHARDED,
         )
+    elif (script := kernel_script(parameter, buffer, shards, gpu)) is not None:
+        axis = (f"{buffer.shape}({parameter.formula})", most(blocks(script)) // DTYPE_BYTES[dtype])
+        parameter, shards = parameter._replace(axes=(axis,)), UNSHARDED
     elif buffer.shape != "whole":
         short, long = sorted(parameter.axes, key=lambda axis: axis[1])
-        axes: tuple[Axis, ...]
-        if buffer.shape == "stage":
-            size = most(blocks(column_sum(parameter.shape[-2], parameter.shape[-1], gpu)))
-            axes = ((f"stage({parameter.formula})", size // DTYPE_BYTES[dtype]),)
-        else:
-            low = (long, ("r", min(update.rank, short[1])))
-            axes = {"gram": (short, short), "low": low}[buffer.shape]
-        parameter, shards = parameter._replace(axes=axes), UNSHARDED
+        rank = ("r", min(update.rank, short[1]))
+        axes: dict[str, tuple[Axis, ...]] = {
+            "gram": (short, short),
+            "low": (long, rank),
+            "projector": (rank, short),
+            "diagonal": (rank, rank),
+            "values": (short,),
+        }
+        parameter, shards = parameter._replace(axes=axes[buffer.shape]), UNSHARDED
     return copy_row(
         ParameterCopy(Component.TEMPORARIES, f" {buffer.name}", dtype, 1, mask, citation), parameter, shards
     )

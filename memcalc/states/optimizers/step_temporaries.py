@@ -137,9 +137,13 @@ def update_of_one(update: UpdateRule) -> tuple[str, ...]:
 
 
 def part_of(parameter: LocalParameter, update: UpdateRule) -> str:
-    """Return the part of the model with which a parameter's states are created; Muon's own come first."""
-    if update.optimizer == "muon":
-        return "layer" if is_hidden_matrix(parameter) else "head"
+    """Return the part of the model with which a parameter's states are created.
+
+    The matrices of layers come first with Muon, last with GaLore.
+    """
+    if update.optimizer in ("muon", "galore"):
+        others = "head" if update.optimizer == "muon" else "embedding"
+        return "layer" if is_hidden_matrix(parameter) else others
     return parameter.where
 
 
