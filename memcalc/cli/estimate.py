@@ -190,6 +190,8 @@ def _advice(result: Result, config: str, overrides: Sequence[str], gpu: str | No
     if result.verdict == "unknown" and result.source == "estimate":
         from memcalc.spec.towers import tower_trains
 
+        if result.spec.training.optimizer == "galore":  # `dry-run` answers no cuSOLVER calls
+            return f"To be certain, run a step on the GPU: `memcalc measure {config}`."
         command = f"memcalc dry-run --gpu {gpu or 'GPU'} -- COMMAND"
         measured = f"To be certain, run your training command without a GPU: `{command}`."
         frozen = "If the vision tower does not train, add `--set vision_tower=frozen`. "
