@@ -33,6 +33,12 @@ def format_bytes(count: int, unit: Unit = "GiB") -> str:
     return f"{format_number(count, unit)} {unit}"
 
 
+def format_host_memory(rank: int, node: int, unit: Unit = "GiB") -> str:
+    """Return the host memory in bytes of a rank and of its node: "8.00 GiB of host memory per rank, 64.00 per node"."""
+    text = f"{format_bytes(rank, unit)} of host memory"
+    return text if rank == node else f"{text} per rank, {format_bytes(node, unit)} per node"
+
+
 def format_number(count: int, unit: Unit = "GiB") -> str:
     """Return the number of `format_bytes` without its unit, for table columns with the unit in their head."""
     if unit == "bytes":

@@ -25,7 +25,7 @@ from memcalc.recomputation.throughput import slow_down
 from memcalc.spec.recompute_plan import DEEPEST
 from memcalc.spec.spec import Spec
 from memcalc.suggestions.run_overrides import written_out
-from memcalc.units import format_bytes
+from memcalc.units import format_bytes, format_host_memory
 from memcalc.verdict.reasons import remedy_of
 
 SEARCHES = ("optimal", "selective")  # they search for the cheapest plan that fits
@@ -174,8 +174,7 @@ class Planner:
         words = " ".join(f"--set {override.partition('.')[2]}" for override in remedy.overrides)
         host = ""
         if remedy.host_bytes:
-            rank, node = format_bytes(remedy.host_bytes), format_bytes(remedy.node_host_bytes)
-            host = f", and {rank} of host memory per rank, {node} per node"
+            host = f", and {format_host_memory(remedy.host_bytes, remedy.node_host_bytes)}"
         needed = f"{format_bytes(remedy.device_bytes)}{host}; cost: {remedy.cost}"
         return f"{stated}Cheapest change with which a plan fits: {words} ({needed})."
 

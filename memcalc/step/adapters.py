@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -158,7 +159,9 @@ def add_adapters(module: nn.Module, spec: Spec) -> nn.Module:
         modules_to_save=[module_name(spec, name) for name in lora.modules_to_save] or None,
         fan_in_fan_out=spec.training.implementation == "huggingface" and spec.model.architecture == "gpt2",
     )
-    wrapped: nn.Module = peft.get_peft_model(module, config, autocast_adapter_dtype=lora.adapter_dtype == "fp32")
+    with warnings.catch_warnings():  # PEFT 0.21 sets a rank for fused experts, and warns if these get no adapter
+        warnings.filterwarnings("ignore", "The following rank_pattern keys", RuntimeWarning)
+        wrapped: nn.Module = peft.get_peft_model(module, config, autocast_adapter_dtype=lora.adapter_dtype == "fp32")
     _settle_input_gradient(module, spec, lora)
     return wrapped
 

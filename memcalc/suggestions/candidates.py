@@ -129,7 +129,7 @@ def _offloads_of_one_gpu(recipe: str) -> Iterator[ChangeCandidate]:
     recipes = ("training.recipe=mixed-16",) if recipe in ("mixed-18", "mixed-20") else ()
     for stage, what, cost in (
         (2, "optimizer", "offload optimizer states; the CPU updates the weights"),
-        (3, "all", "offload weights, too; each module's are copied to the GPU for forward and backward"),
+        (3, "all", "offload weights, too; they are copied to the GPU for each module"),
     ):
         engine = ("parallelism.engine=deepspeed", f"parallelism.zero_stage={stage}", f"parallelism.offload={what}")
         overrides = (*engine, *recipes)

@@ -14,7 +14,7 @@ from memcalc.search.result import FitResult, Nearest
 from memcalc.spec.recompute_plan import words
 from memcalc.spec.spec import Spec
 from memcalc.suggestions.candidates import MORE_GPUS, OTHER_CARD, OTHER_RESULT, SAME
-from memcalc.units import Unit, format_bytes
+from memcalc.units import Unit, format_bytes, format_host_memory
 
 MAKERS = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel", "huawei": "Huawei", "google": "Google"}
 
@@ -284,8 +284,7 @@ def change_lines(found: Nearest, unit: Unit) -> tuple[str, str]:
         time = f"{round(100 * found.slowdown):+d}% GPU time per token by the cost model"
     host = ""
     if found.host_bytes:
-        rank, node = (format_bytes(size, unit) for size in (found.host_bytes, found.node_host_bytes))
-        host = f", and {rank} of host memory per rank, {node} per node"
+        host = f", and {format_host_memory(found.host_bytes, found.node_host_bytes, unit)}"
     return settings(change), f"then needs {format_bytes(change.needed, unit)}{host}; cost: {change.cost}; {time}"
 
 

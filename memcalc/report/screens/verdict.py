@@ -10,7 +10,7 @@ from memcalc.spec.inference import InferenceSpec
 from memcalc.spec.model_families.transformers_fallback import architecture_of
 from memcalc.spec.recompute_plan import words
 from memcalc.spec.spec import Spec
-from memcalc.units import Unit, format_bytes, format_number
+from memcalc.units import Unit, format_bytes, format_host_memory, format_number
 from memcalc.verdict.other_modules import OtherModules
 from memcalc.verdict.reasons import Reason
 
@@ -214,8 +214,7 @@ def because(reason: Reason, unit: Unit) -> str:
         changes = " ".join(f"--set {override.partition('.')[2]}" for override in reason.remedy.overrides)
         host = ""
         if reason.remedy.host_bytes:
-            rank, node = (format_bytes(size, unit) for size in reason.remedy[-2:])
-            host = f", {rank} of host memory per rank, {node} per node"
+            host = f", {format_host_memory(*reason.remedy[-2:], unit)}"
         cost = "" if reason.remedy.cost.startswith("none") else f"; {reason.remedy.cost}"
         found.append(
             f"Cheapest change that fits: {changes} ({format_bytes(reason.remedy.device_bytes, unit)}{host}{cost})."
