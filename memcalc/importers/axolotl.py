@@ -324,7 +324,6 @@ def _place_pairs(draft: Draft) -> None:
     draft.default("training.pairs", True)
     draft.default("training.loss", "selective")
     place_logits_of_pairs(draft)
-    draft.values["training.logits_until"] = "backward"  # _compute_loss references them until it has scored the pairs
     fields = draft.given_fields
     if is_on(fields.get("dpo_use_weighting")) or "dpo_loss_type" in fields:
         draft.limit("other losses of pairs", "the loss of DPO is counted", holds_memory=True)

@@ -160,6 +160,7 @@ class StepRecorder:
             else:
                 walk.loss()
                 of_frozen, kept = self._scores(self.spec, walk.engine)
+                walk.end_scoring()
         if start == "second":
             walk.engine.gather_before_backward()
         self.requests.begin("backward")
