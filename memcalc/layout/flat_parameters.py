@@ -7,7 +7,8 @@ FlatParamHandle; peft 0.21 utils/other.py, fsdp_auto_wrap_policy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 from memcalc.layout.local_parameters import LocalParameter
@@ -67,6 +68,8 @@ def units_of(
     after: Sequence[LocalParameter],
     *,
     trained_apart: bool,
+    joined_layers: int,
+    least_apart: int,
 ) -> Iterator[tuple[str, tuple[LocalParameter, ...]]]:
     """Yield the name and the parameters of each distinct unit.
 
@@ -75,13 +78,34 @@ def units_of(
         inside: those of one layer of each type.
         after: those after the layers.
         trained_apart: whether each module that trains is a unit.
+        joined_layers: number of layers with parameters in the root's unit; 0: they are units.
+        least_apart: if so, parameters from which on a module outside of layers is a unit; 0: none is.
     """
     units: dict[str, list[LocalParameter]] = {}
+    if joined_layers:
+        for parameter in in_every_layer((*before, *inside, *after), joined_layers):
+            name = parameter.module if is_apart(parameter, least_apart) else ROOT_MODULE
+            units.setdefault(name, []).append(parameter)
+        yield from ((name, tuple(members)) for name, members in units.items())
+        return
     for parameter in (*inside, *before, *after):
         name = f"{parameter.module.partition('*')[0]}*" if parameter.where == "layer" else ROOT_MODULE
         units.setdefault(parameter.module if trained_apart and parameter.trains else name, []).append(parameter)
     for name, members in units.items():
         yield name, tuple(members)
+
+
+def in_every_layer(parameters: Iterable[LocalParameter], layers: int) -> list[LocalParameter]:
+    """Return a model's parameters, those of each layer one after the other, from those of one layer."""
+    found: list[LocalParameter] = []
+    for is_inside, members in groupby(parameters, key=lambda each: each.where == "layer"):
+        found += [each._replace(count=1) for each in members] * layers if is_inside else members
+    return found
+
+
+def is_apart(parameter: LocalParameter, least: int) -> bool:
+    """Return whether a module with one parameter, outside of layers, is a unit because it has at least so many."""
+    return parameter.where != "layer" and 0 < least <= parameter.elements
 
 
 def module_in(parameter: LocalParameter) -> str:

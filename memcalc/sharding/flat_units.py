@@ -7,7 +7,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple
 
-from memcalc.layout.flat_parameters import module_in
+from memcalc.layout.flat_parameters import in_every_layer, is_apart, module_in
 from memcalc.layout.local_parameters import LocalParameter
 from memcalc.sharding.engine import ROOT
 from memcalc.states.state_options import StateOptions
@@ -30,6 +30,8 @@ THE_ROOT = UnitKey(ROOT)
 
 def unit_of_parameter(place: int, parameter: LocalParameter, options: StateOptions) -> UnitKey:
     """Return the unit of a parameter of a layer or of the root."""
+    if options.fsdp.joined_layers:
+        return UnitKey(ROOT, module_in(parameter) if is_apart(parameter, options.fsdp.least_apart) else "")
     return UnitKey(place, module_in(parameter) if options.fsdp.trained_apart and parameter.trains else "")
 
 
@@ -40,6 +42,9 @@ def units_in_order(
 
     Modules that are units follow their layer; those of the root are before the layers if they embed tokens.
     """
+    if options.fsdp.joined_layers:
+        one_of_each = dict.fromkeys(parameter for members in units.values() for parameter in members)
+        units = {ROOT: in_every_layer(one_of_each, options.fsdp.joined_layers)}
     found: dict[UnitKey, list[LocalParameter]] = {}
     at_end: dict[UnitKey, list[LocalParameter]] = {}
     for place in (ROOT, *sorted(place for place in units if place != ROOT)):

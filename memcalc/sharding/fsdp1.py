@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from memcalc.layout.flat_parameters import is_apart
 from memcalc.layout.local_parameters import LocalParameter, LocalParameters
 from memcalc.ledger.component import Component
 from memcalc.sharding.engine import ROOT, Engine, Gradient
@@ -112,6 +113,8 @@ class FSDP1(Engine):
         self.running: UnitKey | None = None  # the module that runs, of those that are units
         self.runs_forward = True  # whether it runs forward, or again
         self.ready: list[Gradient] = []  # its gradients
+        self.place = ROOT  # the layer that runs backward, or the root
+        self.of_layers: list[tuple[int, int]] = []  # gradients of layers that are no units, until the root's end
         self.reduced: list[int] = []  # gradient shards of modules, until backward of their layer ends
         self.have_gradients = False
         self.reduces = True
@@ -190,7 +193,7 @@ class FSDP1(Engine):
 
     def before_backward(self, unit: int) -> None:
         """Begin the backward of a layer or the root."""
-        self.in_backward = True
+        self.in_backward, self.place = True, unit
         self._begin_backward(UnitKey(unit))
 
     def after_backward(self, unit: int, gradients: Sequence[Gradient]) -> list[int]:
@@ -226,8 +229,12 @@ class FSDP1(Engine):
             self._end_backward(unit, gradients)
 
     def gradient_ready(self, gradient: Gradient) -> None:
-        """Take over a gradient of the module that runs, until its backward ends."""
-        self.ready.append(gradient)
+        """Take over a gradient of the module that runs, until its backward ends, or else until the root's does."""
+        fsdp = self.choice.fsdp
+        if not fsdp.joined_layers or (gradient.parameter and is_apart(gradient.parameter, fsdp.least_apart)):
+            self.ready.append(gradient)
+        else:
+            self.of_layers.append((self.place, gradient.storage))
 
     # -- units ---------------------------------------------------------------------------------------------------------
 
@@ -253,11 +260,18 @@ class FSDP1(Engine):
     def _end_backward(self, unit: UnitKey, gradients: Sequence[Gradient]) -> None:
         """Post-backward: concatenate gradients, reshard, prefetch, reduce. Source: _post_backward_hook."""
         flat: list[int] = []
-        if gradients and unit in self.sizes:  # ATen FunctionsManual.cpp, split_with_sizes_backward
+        if self.choice.fsdp.joined_layers and unit not in self.sizes:
+            self.of_layers += ((unit.place, each.storage) for each in gradients)
+            return
+        if (
+            gradients or (unit == THE_ROOT and self.of_layers)
+        ) and unit in self.sizes:  # ATen FunctionsManual.cpp, split_with_sizes_backward
             sizes, label, take = self.sizes[unit], self.labels[unit].gradient, self.requests.take
             zeros = [take(size, UNSHARD, label) for size in sizes.zeros]
             flat = [take(sizes.gradient, UNSHARD, label)]
             self.requests.drop(zeros)
+        if unit == THE_ROOT:
+            self._drop_gradients_of_layers()
         self.requests.drop(each.storage for each in gradients)
         self._reshard(unit)
         if not flat:
@@ -272,6 +286,12 @@ class FSDP1(Engine):
             flat.insert(0, self.sums.pop(unit))
         self.reduced += self._reduce(unit)
         self.requests.drop(flat)
+
+    def _drop_gradients_of_layers(self) -> None:
+        for place, storage in self.of_layers:
+            with self.requests.repeat(self.rounds.get(place, 1)):
+                self.requests.drop((storage,))
+        self.of_layers = []
 
     def _reshard_frozen(self, unit: UnitKey) -> None:
         """Reshard a unit without gradients. Source: _register_post_backward_reshard_only_hook.

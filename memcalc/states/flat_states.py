@@ -53,7 +53,7 @@ def _flat_states(parameters: LocalParameters, options: StateOptions, rank: int) 
     beside = [each for each in parameters if each.beside]
     parts = registered(LocalParameters(each for each in parameters if not each.beside), options.update.family)
     stored, whole, pieces = [], [], []
-    for name, members in units_of(*parts, trained_apart=options.fsdp.trained_apart):
+    for name, members in _units(parts, options):
         unit, where = unit_of(members, options), members[0].where
         is_root = name == ROOT_MODULE
         stored.append(flat_row(name, members, unit, "head" if is_root else where))
@@ -88,7 +88,7 @@ def construction_rows(
         options: state options of the run.
         is_loaded_whole: whether the model is loaded on the GPU.
     """
-    units = dict(units_of(*registered(parameters, options.update.family), trained_apart=options.fsdp.trained_apart))
+    units = dict(_units(registered(parameters, options.update.family), options))
     whole, flat, shard = dict[str, int](), dict[str, int](), dict[str, int]()
     loaded = cast = 0  # what is on the GPU in addition to the chunks before a unit is flattened; what chunks grow by
     for name, members in units.items():
@@ -111,6 +111,16 @@ def construction_rows(
         citation = "torch 2.13 distributed/fsdp/_flat_param.py: flatten_tensors"
         tensor = (Component.TEMPORARIES, "root", "parameters, moved and flattened", (size,), "uint8")
         yield RowDraft(*tensor, 1, size, rounded(size), mask_of("model"), symbol, citation)
+
+
+def _units(
+    parts: tuple[Sequence[LocalParameter], Sequence[LocalParameter], Sequence[LocalParameter]], options: StateOptions
+) -> Iterator[tuple[str, tuple[LocalParameter, ...]]]:
+    """Yield the name and the parameters of each distinct unit, of those before, in and after the layers."""
+    fsdp = options.fsdp
+    return units_of(
+        *parts, trained_apart=fsdp.trained_apart, joined_layers=fsdp.joined_layers, least_apart=fsdp.least_apart
+    )
 
 
 def _copies(name: str, members: Sequence[LocalParameter]) -> int:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from memcalc.architectures.options.execution import float8_of
 from memcalc.layout.adapters import adapters_of, loss_gathers_head
-from memcalc.layout.local_parameters import LocalParameter, LocalParameters
+from memcalc.layout.local_parameters import LocalParameter, LocalParameters, stage_parameters
 from memcalc.layout.peft_parameters import adapters_follow_the_head
 from memcalc.layout.spec_cache import cached_by_spec
+from memcalc.layout.stages import stages_of
 from memcalc.operators.float8 import Float8
 from memcalc.spec.finetuning import base_dtype
 from memcalc.spec.hardware.gpus import find_gpu
@@ -50,6 +52,8 @@ class FsdpOptions(NamedTuple):
     gathers_output_alone: bool = False  # the loss reads the LM head's weight, a unit of which no module runs
     gathers_last_layer_once: bool = False  # the last layer is not resharded after forward
     trained_apart: bool = False  # FSDP1: each module that trains is a unit
+    joined_layers: int = 0  # FSDP1: layers with parameters in the root's unit: all of the model; 0: each is a unit
+    least_apart: int = 0  # FSDP1: if so, parameters from which on a module outside of layers is a unit; 0: none is
     use_orig_params: bool = False  # FSDP1: the optimizer updates views of parameters, not flat parameters
     loaded: str = ""  # FSDP1: dtype in which weights are flattened; "": that of the shards
     forward_prefetch: bool = False  # FSDP1: forward gathers the next unit before it needs it
@@ -261,12 +265,24 @@ def _fsdp_options(spec: Spec) -> FsdpOptions:
         # torchtitan at ba2469780; later versions wrap embedding and LM head as well.
         gathers_last_layer_once=training.implementation == "torchtitan" and fsdp.wrap == "layers",
         trained_apart=fsdp.wrap == "layers-and-trained",
+        joined_layers=_joined_layers(spec),
+        least_apart=fsdp.least_unit_parameters if fsdp.wrap == "size" else 0,
         use_orig_params=fsdp.use_orig_params,
         loaded=fsdp.load_dtype or "",
         forward_prefetch=fsdp.forward_prefetch,
         backward_prefetch=fsdp.backward_prefetch,
         float8_gather=float8_of(spec) if training.fp8_all_gather else None,
     )
+
+
+def _joined_layers(spec: Spec) -> int:
+    """Return the number of layers if they are no units of FSDP1; 0 if they are."""
+    fsdp = spec.parallelism.fsdp
+    if fsdp.wrap not in ("model", "size"):
+        return 0
+    layer = [each for each in stage_parameters(spec, stages_of(spec)[0]) if each.where == "layer"]
+    least = math.inf if fsdp.wrap == "model" else fsdp.least_unit_parameters
+    return spec.model.num_layers if sum(each.elements for each in layer) < least else 0
 
 
 def _model_options(spec: Spec) -> ModelOptions:
