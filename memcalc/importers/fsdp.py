@@ -183,7 +183,7 @@ def _place_flat_parameters(draft: Draft) -> None:
         )
     config = draft.facts.get("fsdp_config")
     settings = config if isinstance(config, Mapping) else {}
-    if (reason := _lacks(draft, settings)) or "parallelism.engine" in draft.overridden:
+    if (reason := _lacks(draft)) or "parallelism.engine" in draft.overridden:
         if reason:
             what = f"FSDP1 with {reason}"
             draft.limit(what, "FSDP2 with its mixed-precision policy is counted", holds_memory=True)
@@ -229,7 +229,7 @@ def _place_units(draft: Draft, settings: Mapping[Any, Any]) -> None:
         draft.default("parallelism.fsdp.wrap", "model")
 
 
-def _lacks(draft: Draft, settings: Mapping[Any, Any]) -> str:
+def _lacks(draft: Draft) -> str:
     """Return what the file sets that the engine of FSDP1 does not model; "" if nothing."""
     script = draft.given(FRAMEWORK) == "accelerate"
     masters = str(draft.overridden.get("training.recipe", "")).startswith("mixed")

@@ -18,7 +18,7 @@ from memcalc.layout.flat_parameters import is_apart
 from memcalc.layout.local_parameters import LocalParameter, LocalParameters
 from memcalc.ledger.component import Component
 from memcalc.sharding.engine import ROOT, Engine, Gradient
-from memcalc.sharding.flat_units import THE_ROOT, UnitKey, in_order_of_end, units_in_order
+from memcalc.sharding.flat_units import THE_ROOT, UnitKey, in_order_of_end, is_joined, units_in_order
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.states.flat_states import flat_states, unit_of
 from memcalc.states.state_options import StateOptions
@@ -113,8 +113,10 @@ class FSDP1(Engine):
         self.running: UnitKey | None = None  # the module that runs, of those that are units
         self.runs_forward = True  # whether it runs forward, or again
         self.ready: list[Gradient] = []  # its gradients
-        self.place = ROOT  # the layer that runs backward, or the root
-        self.of_layers: list[tuple[int, int]] = []  # gradients of layers that are no units, until the root's end
+        self.of_layer: list[Gradient] = []  # gradients of its unit
+        self.joined: list[
+            tuple[int, int]
+        ] = []  # a layer, and a gradient in it that is the root's, until its end
         self.reduced: list[int] = []  # gradient shards of modules, until backward of their layer ends
         self.have_gradients = False
         self.reduces = True
@@ -193,7 +195,7 @@ class FSDP1(Engine):
 
     def before_backward(self, unit: int) -> None:
         """Begin the backward of a layer or the root."""
-        self.in_backward, self.place = True, unit
+        self.in_backward = True
         self._begin_backward(UnitKey(unit))
 
     def after_backward(self, unit: int, gradients: Sequence[Gradient]) -> list[int]:
@@ -229,12 +231,10 @@ class FSDP1(Engine):
             self._end_backward(unit, gradients)
 
     def gradient_ready(self, gradient: Gradient) -> None:
-        """Take over a gradient of the module that runs, until its backward ends, or else until the root's does."""
+        """Take over a gradient of the module that runs, until its backward ends, or else until that of its layer."""
         fsdp = self.choice.fsdp
-        if not fsdp.joined_layers or (gradient.parameter and is_apart(gradient.parameter, fsdp.least_apart)):
-            self.ready.append(gradient)
-        else:
-            self.of_layers.append((self.place, gradient.storage))
+        is_apart_here = gradient.parameter is None or is_apart(gradient.parameter, fsdp.least_apart)
+        (self.ready if fsdp.trained_apart or is_apart_here else self.of_layer).append(gradient)
 
     # -- units ---------------------------------------------------------------------------------------------------------
 
@@ -260,18 +260,16 @@ class FSDP1(Engine):
     def _end_backward(self, unit: UnitKey, gradients: Sequence[Gradient]) -> None:
         """Post-backward: concatenate gradients, reshard, prefetch, reduce. Source: _post_backward_hook."""
         flat: list[int] = []
-        if self.choice.fsdp.joined_layers and unit not in self.sizes:
-            self.of_layers += ((unit.place, each.storage) for each in gradients)
-            return
-        if (
-            gradients or (unit == THE_ROOT and self.of_layers)
-        ) and unit in self.sizes:  # ATen FunctionsManual.cpp, split_with_sizes_backward
+        if not unit.module:
+            gradients, self.of_layer = self._without_joined(unit, [*self.of_layer, *gradients]), []
+        complete = unit == THE_ROOT and bool(self.joined)
+        if (gradients or complete) and unit in self.sizes:  # ATen FunctionsManual.cpp, split_with_sizes_backward
             sizes, label, take = self.sizes[unit], self.labels[unit].gradient, self.requests.take
             zeros = [take(size, UNSHARD, label) for size in sizes.zeros]
             flat = [take(sizes.gradient, UNSHARD, label)]
             self.requests.drop(zeros)
-        if unit == THE_ROOT:
-            self._drop_gradients_of_layers()
+        if complete:
+            self._drop_joined()
         self.requests.drop(each.storage for each in gradients)
         self._reshard(unit)
         if not flat:
@@ -287,11 +285,17 @@ class FSDP1(Engine):
         self.reduced += self._reduce(unit)
         self.requests.drop(flat)
 
-    def _drop_gradients_of_layers(self) -> None:
-        for place, storage in self.of_layers:
+    def _without_joined(self, unit: UnitKey, gradients: Sequence[Gradient]) -> Sequence[Gradient]:
+        """Keep gradients of a layer's parts that are the root's, until all of its unit exist; return the others."""
+        joined = [each for each in gradients if each.parameter and is_joined(each.parameter, self.choice)]
+        self.joined += ((unit.place, each.storage) for each in joined)
+        return [each for each in gradients if each not in joined] if joined else gradients
+
+    def _drop_joined(self) -> None:
+        for place, storage in self.joined:
             with self.requests.repeat(self.rounds.get(place, 1)):
                 self.requests.drop((storage,))
-        self.of_layers = []
+        self.joined = []
 
     def _reshard_frozen(self, unit: UnitKey) -> None:
         """Reshard a unit without gradients. Source: _register_post_backward_reshard_only_hook.

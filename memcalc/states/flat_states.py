@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from memcalc.allocator.pytorch.block_sizes import rounded
-from memcalc.layout.flat_parameters import ROOT_MODULE, FlatUnit, flat_row, flat_unit, piece, units_of
+from memcalc.layout.flat_parameters import (
+    ROOT_MODULE,
+    FlatUnit,
+    flat_row,
+    flat_unit,
+    is_apart,
+    part_of,
+    piece,
+    units_of,
+)
 from memcalc.layout.local_parameters import LocalParameter, LocalParameters
 from memcalc.ledger.component import Component
 from memcalc.ledger.row_drafts import RowDraft, mask_of
@@ -117,10 +126,16 @@ def _units(
     parts: tuple[Sequence[LocalParameter], Sequence[LocalParameter], Sequence[LocalParameter]], options: StateOptions
 ) -> Iterator[tuple[str, tuple[LocalParameter, ...]]]:
     """Yield the name and the parameters of each distinct unit, of those before, in and after the layers."""
+    return units_of(*parts, partial(_unit_name, options=options), options.fsdp.layers)
+
+
+def _unit_name(parameter: LocalParameter, options: StateOptions) -> str:
+    """Return the name of a parameter's unit."""
     fsdp = options.fsdp
-    return units_of(
-        *parts, trained_apart=fsdp.trained_apart, joined_layers=fsdp.joined_layers, least_apart=fsdp.least_apart
-    )
+    if is_apart(parameter, fsdp.least_apart) or (fsdp.trained_apart and parameter.trains):
+        return parameter.module
+    in_root = parameter.where != "layer" or part_of(parameter) in fsdp.joined_parts
+    return ROOT_MODULE if in_root else f"{parameter.module.partition('*')[0]}*"
 
 
 def _copies(name: str, members: Sequence[LocalParameter]) -> int:

@@ -16,7 +16,6 @@ from memcalc.errors import InputError
 from memcalc.spec.fsdp import FsdpSpec
 from memcalc.spec.spec import Spec
 from memcalc.spec.training import TOKENWISE
-from memcalc.states.state_options import state_options
 from memcalc.step.causal_lm import CausalLM, build
 from memcalc.step.dtypes import DTYPES
 from memcalc.step.ranks import layers_of, mesh_of
@@ -49,7 +48,7 @@ def build_fsdp1(spec: Spec, device: torch.device) -> CausalLM:
         (3, True): ShardingStrategy.HYBRID_SHARD,
         (2, True): ShardingStrategy._HYBRID_SHARD_ZERO2,  # noqa: SLF001 -- its only name
     }
-    wrapped_apart = set() if state_options(spec).fsdp.joined_layers else {id(each) for each in layers_of(model.module)}
+    wrapped_apart = set() if fsdp.wrap == "model" else {id(layer) for layer in layers_of(model.module)}
     if fsdp.wrap == "layers-and-trained":
         wrapped_apart |= {id(module) for module in _trained_modules(model.module)}
     with warnings.catch_warnings():
