@@ -119,6 +119,9 @@ class FSDP1(Engine):
         ] = []  # a layer, and a gradient in it that is the root's, until its end
         self.reduced: list[int] = []  # gradient shards of modules, until backward of their layer ends
         self.have_gradients = False
+        # With units by size the root's parameters are those of the model without its LM head, which is a unit.
+        self.has_body = bool(options.fsdp.least_apart)
+        self.before_layers = {unit for unit, members in self.members.items() if members[0].where == "embedding"}
         self.reduces = True
         self.is_initialized = False
         self.knows_order = False  # whether a batch has recorded the order of units (_exec_order_utils.py)
@@ -196,7 +199,11 @@ class FSDP1(Engine):
     def before_backward(self, unit: int) -> None:
         """Begin the backward of a layer or the root."""
         self.in_backward = True
-        self._begin_backward(UnitKey(unit))
+        if not self.has_body:
+            self._begin_backward(UnitKey(unit))
+        elif unit != ROOT:
+            self._begin_backward(THE_ROOT)
+            self._begin_backward(UnitKey(unit))
 
     def after_backward(self, unit: int, gradients: Sequence[Gradient]) -> list[int]:
         """End the backward of a layer or the root; return its gradient shards and those of its modules."""
@@ -217,6 +224,8 @@ class FSDP1(Engine):
         """Begin the forward or backward of a module that is a unit."""
         self.running, self.runs_forward = UnitKey(unit, module), again or not self.in_backward
         if self.runs_forward:
+            if self.has_body and self.running not in self.before_layers:
+                self._end_forward(THE_ROOT)
             self._begin_forward(self.running)
         else:
             self._begin_backward(self.running)
@@ -247,7 +256,8 @@ class FSDP1(Engine):
     def _end_forward(self, unit: UnitKey) -> None:
         """Post-forward: free the unsharded flat parameter, except the root's. Source: _post_forward_reshard."""
         self.awaits_backward.add(unit)
-        if unit != THE_ROOT and self.reshards and unit in self.unsharded:
+        stays = unit == THE_ROOT and not self.has_body
+        if not stays and self.reshards and unit in self.unsharded:
             self.requests.drop((self.unsharded.pop(unit),))
 
     def _begin_backward(self, unit: UnitKey) -> None:
