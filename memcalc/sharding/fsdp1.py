@@ -114,13 +114,10 @@ class FSDP1(Engine):
         self.runs_forward = True  # whether it runs forward, or again
         self.ready: list[Gradient] = []  # its gradients
         self.of_layer: list[Gradient] = []  # gradients of its unit
-        self.joined: list[
-            tuple[int, int]
-        ] = []  # a layer, and a gradient in it that is the root's, until its end
+        self.joined: list[tuple[int, int]] = []  # a layer, and a gradient in it that is the root's, until its end
         self.reduced: list[int] = []  # gradient shards of modules, until backward of their layer ends
         self.have_gradients = False
-        # With units by size the root's parameters are those of the model without its LM head, which is a unit.
-        self.has_body = bool(options.fsdp.least_apart)
+        self.has_body = options.fsdp.has_body
         self.before_layers = {unit for unit, members in self.members.items() if members[0].where == "embedding"}
         self.reduces = True
         self.is_initialized = False

@@ -56,6 +56,7 @@ class FsdpOptions(NamedTuple):
     layers: int = 0  # FSDP1: of the model
     joined_parts: tuple[str, ...] = ()  # FSDP1: parts of layers that are in the root's unit
     least_apart: int = 0  # FSDP1: parameters from which on a module outside of layers is a unit; 0: none is
+    has_body: bool = False  # FSDP1: the root's parameters are those of a unit, the model without its LM head
     use_orig_params: bool = False  # FSDP1: the optimizer updates views of parameters, not flat parameters
     loaded: str = ""  # FSDP1: dtype in which weights are flattened; "": that of the shards
     forward_prefetch: bool = False  # FSDP1: forward gathers the next unit before it needs it
@@ -270,6 +271,7 @@ def _fsdp_options(spec: Spec) -> FsdpOptions:
         layers=spec.model.num_layers,
         joined_parts=_joined_parts(spec),
         least_apart=fsdp.least_unit_parameters if fsdp.wrap == "size" else 0,
+        has_body=fsdp.wrap == "size" and training.implementation == "huggingface",
         use_orig_params=fsdp.use_orig_params,
         loaded=fsdp.load_dtype or "",
         forward_prefetch=fsdp.forward_prefetch,
