@@ -204,8 +204,8 @@ def _place_flat_parameters(draft: Draft) -> None:
         if draft.given("training.finetune") == "qlora":  # a unit of several dtypes is an error
             draft.default("training.lora.base_dtype", "compute")
     if script and not draft.given("parallelism.fsdp.use_orig_params"):
-        # accelerate 1.15 accelerator.py, prepare: the parameters of an existing optimizer are not replaced. So zero_grad
-        # leaves the gradients of the shards.
+        # accelerate 1.15 accelerator.py, prepare: the parameters of an existing optimizer are not replaced, so its
+        # zero_grad does not free the gradients of the shards.
         draft.default("training.zero_grad", "zero")
         what = "whole parameters that the optimizer keeps if the script builds it before accelerator.prepare"
         remedy = "build it afterwards, or set fsdp_use_orig_params: true"
