@@ -41,6 +41,7 @@ ALLOCATOR = re.compile(r"\bPYTORCH_ALLOC_CONF=(\S+)")
 COMPILES = re.compile(r"^\s*model = torch\.compile\(model", re.MULTILINE)
 FREES_OUTPUTS = re.compile(r"\)\.loss$", re.MULTILINE)
 PACKED = re.compile(r"^packing: true", re.MULTILINE)
+SINGLE = re.compile(r"^per_device_train_batch_size: 1$", re.MULTILINE)
 
 
 class Line(NamedTuple):
@@ -144,7 +145,8 @@ def settings(record: Mapping[str, Any], *, named: bool) -> tuple[str, ...]:
     given = tuple(record["sized"]["settings"])
     if record["data"] == "texts":  # all long: every sequence is as long as the program lets it be
         given += ("variable_lengths=false",)
-    if record["data"] == "texts" and record["sized"]["framework"] in DATA_DECIDE and not PACKED.search(file_of(record)):
+    packs = PACKED.search(file_of(record)) and not SINGLE.search(file_of(record))  # several texts in one row
+    if record["data"] == "texts" and record["sized"]["framework"] in DATA_DECIDE and not packs:
         given += ("padding_mask=none",)
     if record["sized"]["framework"] in EVALUATE_BEFORE:
         given += ("evaluation_when=before",)

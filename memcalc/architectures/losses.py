@@ -110,7 +110,8 @@ def _loss_of(ops: Operators, c: BlockStructure, logits: Tensor, *, fp32_logits: 
         ops.add_losses(divergence, ops.cross_entropy(ops.cast(rows, "fp32", "logits in fp32")))
         return
     if c.loss.kind == "selective":
-        ops.tape.hold(ops.selective_log_softmax(logits, copies=c.loss.copies_scored_logits))
+        copies, averages = c.loss.copies_scored_logits, c.loss.averages_logits
+        ops.tape.hold(ops.selective_log_softmax(logits, copies=copies, averages=averages))
         return
     if c.loss.kind == "gathered":
         ops.tape.hold(ops.gathered_log_softmax(logits, apart=c.loss.scores_apart))

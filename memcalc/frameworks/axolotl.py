@@ -12,7 +12,15 @@ _WITHOUT_NORM = ("gpt2", "gpt_bigcode", "gpt_neo", "gptj", "codegen")
 _UNTIED_WTE = ("gptj", "codegen")
 # Families of `FUSED_FAMILIES` with one scale of attention, and with a sliding window only if their config asks for it.
 _WITHOUT_WINDOW = ("gemma", "hunyuan_v1_dense", "llama", "qwen2", "qwen3", "smollm3")
-_PRESETS = {"gpt2": "gpt2", "gpt-neo-": "gpt_neo", "gpt-j-": "gptj", "codegen-": "codegen", "starcoder": "gpt_bigcode"}
+_PRESETS = {
+    "gpt2": "gpt2",
+    "gpt-neo-": "gpt_neo",
+    "gpt-neox-": "gpt_neox",
+    "pythia-": "gpt_neox",
+    "gpt-j-": "gptj",
+    "codegen-": "codegen",
+    "starcoder": "gpt_bigcode",
+}
 
 
 def place_fp32_modules(draft: Draft) -> None:
@@ -28,12 +36,26 @@ def place_fp32_modules(draft: Draft) -> None:
     words = ("training.implementation", "training.recipe", "training.autocast")
     if [draft.given(path) for path in words] != ["huggingface", "pure", True]:
         return
-    preset = str(draft.values.get("preset"))
-    family = placed_config(draft).get("model_type") or next(
-        (found for start, found in _PRESETS.items() if preset.startswith(start)), ""
-    )
-    modules = ["lm_head"] if family in _UNTIED_WTE else ["embed_tokens", "lm_head"]
+    family = _family(draft)
+    modules = ["lm_head"] if family in _UNTIED_WTE else _embedding_and_head(draft, family)
     draft.default("training.fp32_modules", [*modules, *(() if family in _WITHOUT_NORM else ("norm",))])
+
+
+def _embedding_and_head(draft: Draft, family: str) -> list[str]:
+    """Return the embedding and the LM head, as far as axolotl finds them by name.
+
+    loaders/utils.py, get_linear_embedding_layers: the LM head of gpt_neox is embed_out, as transformers named it before
+    5.14.
+    """
+    renamed = family == "gpt_neox" and draft.has("transformers", "5.14")
+    return ["embed_tokens"] if renamed else ["embed_tokens", "lm_head"]
+
+
+def _family(draft: Draft) -> str:
+    """Return the model's family, of a config or of a preset; "" for one with the usual names of modules."""
+    preset = str(draft.values.get("preset"))
+    named = next((found for start, found in _PRESETS.items() if preset.startswith(start)), "")
+    return str(placed_config(draft).get("model_type") or named)
 
 
 def _has_adapters(draft: Draft) -> bool:
@@ -57,7 +79,8 @@ def place_loading_of_adapters(draft: Draft) -> None:
     draft.default("training.lora.input_require_grads", True)
     if finetune == "qlora" and not draft.given("parallelism.zero_stage"):
         skips = is_on(draft.given_fields.get("embeddings_skip_upcast"))
-        draft.default("training.lora.fp32_on_load", [*(() if skips else ("embed_tokens", "lm_head")), "norm"])
+        modules = [] if skips else _embedding_and_head(draft, _family(draft))
+        draft.default("training.lora.fp32_on_load", [*modules, "norm"])
 
 
 def place_packed_samples(draft: Draft) -> None:

@@ -37,6 +37,10 @@ RELEASES = {
         "transformers",
         ("5.23.0", "4.57.6", "4.48.3"),
         {
+            "5.14": ReleaseChange(
+                "The LM head of gpt_neox is lm_head; before, embed_out, the name by which axolotl casts it to fp32.",
+                "models/gpt_neox/modeling_gpt_neox.py",
+            ),
             "5.10": ReleaseChange(
                 "If fsdp_config names no version, FSDP is FSDP2, and layers are units; before, FSDP1, and layers with "
                 "auto_wrap only.",

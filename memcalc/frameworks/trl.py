@@ -277,9 +277,17 @@ def _place_adapters(draft: Draft) -> None:
     draft.facts["pefts_layers"] = True
     if is_on(draft.facts.get("four_bits")):
         draft.default("training.qlora.double_quantization", False)
-        draft.default("training.lora.adapter_dtype", "compute")
-        if not (draft.facts.get("deepspeed") or runs_deepspeed(draft)):  # DeepSpeed has fp32 master weights
-            draft.default("training.recipe", "pure")  # optimizer states, too: no tensor is left for autocast to cast
+        place_adapters_in_bf16(draft)
+
+
+def place_adapters_in_bf16(draft: Draft) -> None:
+    """Set the dtype to which TRL's trainers cast adapters on a quantized base (trl/trainer/dpo_trainer.py, __init__).
+
+    Gradients and optimizer states have it, too, except with DeepSpeed, which has fp32 master weights.
+    """
+    draft.default("training.lora.adapter_dtype", "compute")
+    if not (draft.facts.get("deepspeed") or runs_deepspeed(draft)):
+        draft.default("training.recipe", "pure")  # no tensor is left for autocast to cast
 
 
 REENTRANT_SINCE = {"sft": "0.28"}  # of TRL; other trainers: 1.9

@@ -17,7 +17,7 @@ from memcalc.frameworks.context_parallel import place_rotation
 from memcalc.frameworks.draft import Draft
 from memcalc.frameworks.switches import is_on
 from memcalc.frameworks.trainer import note_evaluation, place_trainers_loop
-from memcalc.frameworks.trl import place_logits_of_pairs, place_reentrant_checkpoints
+from memcalc.frameworks.trl import place_adapters_in_bf16, place_logits_of_pairs, place_reentrant_checkpoints
 from memcalc.importers import float8
 from memcalc.importers.attention import EAGER, FLASH, SDPA, WORDS, attention
 from memcalc.importers.file_format import (
@@ -41,6 +41,7 @@ from memcalc.spec.model_families.field_types import shown
 _CHECKPOINTS = {**RECOMPUTE, "offload_disk": "full"}
 
 _PREFERENCES = ("dpo", "ipo", "orpo", "simpo", "kto", "grpo", "gdpo", "ebft")  # axolotl 0.19 utils/schemas/enums.py
+_DPO = ("dpo", "ipo")  # of these, those that TRL's DPOTrainer runs
 _OTHER_LOSS = ("orpo_*", "simpo_*", "cpo_*", "kto_*", "dpo_*", "rpo_*")
 
 
@@ -264,6 +265,8 @@ def _finish(draft: Draft) -> None:
     _precision(draft)
     draft.default("training.sequence_length", 512)
     place_loading_of_adapters(draft)
+    if str(draft.given_fields.get("rl")).lower() in _DPO and draft.values.get("training.finetune") == "qlora":
+        place_adapters_in_bf16(draft)
     in_8_bits = draft.facts.get("fp8") is True
     if in_8_bits:
         draft.facts.setdefault("bf16", True)  # Accelerate's autocast for the other modules
@@ -302,7 +305,7 @@ def _note_preference(draft: Draft) -> None:
     if kind in ("grpo", "gdpo", "ebft"):
         draft.limit("reinforcement learning", "completions are generated and scored", holds_memory=True)
         refers = fields.get("trl.beta", 0) not in (0, 0.0)
-    elif kind in ("dpo", "ipo"):
+    elif kind in _DPO:
         _place_pairs(draft)
         refers = is_on(fields.get("rl_adapter_ref_model"))
     else:
@@ -324,7 +327,6 @@ def _place_pairs(draft: Draft) -> None:
     draft.default("training.pairs", True)
     draft.default("training.loss", "selective")
     place_logits_of_pairs(draft)
-    draft.values["training.logits_until"] = "backward"  # _compute_loss references them until it has scored the pairs
     fields = draft.given_fields
     if is_on(fields.get("dpo_use_weighting")) or "dpo_loss_type" in fields:
         draft.limit("other losses of pairs", "the loss of DPO is counted", holds_memory=True)

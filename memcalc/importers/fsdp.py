@@ -183,7 +183,7 @@ def _place_flat_parameters(draft: Draft) -> None:
         )
     config = draft.facts.get("fsdp_config")
     settings = config if isinstance(config, Mapping) else {}
-    if (reason := _lacks(draft, settings)) or "parallelism.engine" in draft.overridden:
+    if (reason := _lacks(draft)) or "parallelism.engine" in draft.overridden:
         if reason:
             what = f"FSDP1 with {reason}"
             draft.limit(what, "FSDP2 with its mixed-precision policy is counted", holds_memory=True)
@@ -198,29 +198,47 @@ def _place_flat_parameters(draft: Draft) -> None:
     draft.default("parallelism.fsdp.forward_prefetch", _is_on(settings, "forward_prefetch"))
     original = str(_setting(settings, "use_orig_params", "true")).lower() == "true"
     draft.default("parallelism.fsdp.use_orig_params", original)
+    _place_units(draft, settings)
     if _has_adapters(draft):  # trainer.py, _prepare_for_training: PEFT's policy
         draft.default("parallelism.fsdp.wrap", "layers-and-trained")
         if draft.given("training.finetune") == "qlora":  # a unit of several dtypes is an error
             draft.default("training.lora.base_dtype", "compute")
     if script and not draft.given("parallelism.fsdp.use_orig_params"):
-        # accelerate 1.15 accelerator.py, prepare: the parameters of an existing optimizer are not replaced.
+        # accelerate 1.15 accelerator.py, prepare: the parameters of an existing optimizer are not replaced, so its
+        # zero_grad does not free the gradients of the shards.
+        draft.default("training.zero_grad", "zero")
         what = "whole parameters that the optimizer keeps if the script builds it before accelerator.prepare"
         remedy = "build it afterwards, or set fsdp_use_orig_params: true"
         draft.limit(what, f"not counted; no step updates the shards then, so {remedy}", holds_memory=True)
 
 
-def _lacks(draft: Draft, settings: Mapping[Any, Any]) -> str:
-    """Return what the file sets that the engine of FSDP1 does not model; "" if nothing."""
+def _place_units(draft: Draft, settings: Mapping[Any, Any]) -> None:
+    """Set units by size, or the model as one unit, where layers are no units.
+
+    Accelerate 1.15 commands/launch.py, fsdp_min_num_params: 1e8 by default. torch 2.13 distributed/fsdp/wrap.py,
+    size_based_auto_wrap_policy: parts of layers may be units, too, and so may be all layers together.
+    """
     policy = str(_setting(settings, "auto_wrap_policy", "")).upper()
+    least, script = _setting(settings, "min_num_params", 0), draft.given(FRAMEWORK) == "accelerate"
+    by_size = not script and not policy and str(least) not in ("0", "None")
+    if by_size or policy == "SIZE_BASED_WRAP":
+        draft.default("parallelism.fsdp.wrap", "size")
+        if type(least) is int and least > 0:
+            draft.default("parallelism.fsdp.least_unit_parameters", least)
+        what = "layers are counted, or if they are smaller the model as one unit"
+        draft.limit("FSDP1 with units by size", what, holds_memory=True)
+    elif policy == "NO_WRAP" or not (policy or _wraps_layers(draft)):
+        draft.default("parallelism.fsdp.wrap", "model")
+
+
+def _lacks(draft: Draft) -> str:
+    """Return what the file sets that the engine of FSDP1 does not model; "" if nothing."""
     script = draft.given(FRAMEWORK) == "accelerate"
-    by_size = not script and not policy and str(_setting(settings, "min_num_params", 0)) not in ("0", "None")
     masters = str(draft.overridden.get("training.recipe", "")).startswith("mixed")
     degrees = ("tensor_parallel", "context_parallel", "pipeline_parallel", "expert_parallel")
     reasons = {
         "adapters in units with frozen weights": script and _has_adapters(draft),
         "parameters in host memory": draft.given("parallelism.offload") not in (None, "none"),
-        "units by size": by_size or policy == "SIZE_BASED_WRAP",
-        "the model as one unit": policy == "NO_WRAP" or not (policy or by_size or _wraps_layers(draft)),
         "FP8": draft.facts.get("precision") == "fp8" or draft.given("training.fp8") not in (None, "none"),
         "weight averages": draft.given("training.ema") not in (None, "none"),
         "master weights": masters,

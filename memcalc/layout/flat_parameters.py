@@ -7,7 +7,7 @@ FlatParamHandle; peft 0.21 utils/other.py, fsdp_auto_wrap_policy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from memcalc.layout.local_parameters import LocalParameter
@@ -65,8 +65,8 @@ def units_of(
     before: Sequence[LocalParameter],
     inside: Sequence[LocalParameter],
     after: Sequence[LocalParameter],
-    *,
-    trained_apart: bool,
+    name_of: Callable[[LocalParameter], str],
+    layers: int,
 ) -> Iterator[tuple[str, tuple[LocalParameter, ...]]]:
     """Yield the name and the parameters of each distinct unit.
 
@@ -74,14 +74,31 @@ def units_of(
         before: the parameters before the layers.
         inside: those of one layer of each type.
         after: those after the layers.
-        trained_apart: whether each module that trains is a unit.
+        name_of: the name of a parameter's unit: the root, a layer of its type, or a module.
+        layers: the number of layers.
     """
+    joined = [parameter for parameter in inside if name_of(parameter) == ROOT_MODULE]
     units: dict[str, list[LocalParameter]] = {}
-    for parameter in (*inside, *before, *after):
-        name = f"{parameter.module.partition('*')[0]}*" if parameter.where == "layer" else ROOT_MODULE
-        units.setdefault(parameter.module if trained_apart and parameter.trains else name, []).append(parameter)
+    for parameter in (*inside, *before, *in_every_layer(joined, layers), *after):
+        if parameter not in joined:
+            units.setdefault(name_of(parameter), []).append(parameter)
     for name, members in units.items():
         yield name, tuple(members)
+
+
+def in_every_layer(parameters: Iterable[LocalParameter], layers: int) -> list[LocalParameter]:
+    """Return the parameters of each layer, one after the other, from those of one layer; they count as no layer's."""
+    return [parameter._replace(count=1, where="head") for parameter in parameters] * layers
+
+
+def is_apart(parameter: LocalParameter, least: int) -> bool:
+    """Return whether a module with one parameter, outside of layers, is a unit because it has at least so many."""
+    return parameter.where != "layer" and 0 < least <= parameter.elements
+
+
+def part_of(parameter: LocalParameter) -> str:
+    """Return the part of a layer that has a parameter: attention, mlp, or a norm."""
+    return module_in(parameter).partition(".")[0]
 
 
 def module_in(parameter: LocalParameter) -> str:

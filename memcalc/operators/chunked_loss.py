@@ -221,16 +221,20 @@ class ChunkedLoss(LoraLinear, Loss):
         )
         tape.hold(loss)
 
-    def selective_log_softmax(self, logits: Tensor, *, copies: bool) -> Tensor:
+    def selective_log_softmax(self, logits: Tensor, *, copies: bool, averages: bool) -> Tensor:
         """The log-probabilities of labels by a kernel, from the logits without the last token's.
 
         axolotl 0.19 monkeypatch/trainer/utils.py, selective_log_softmax: `reshape` copies them, because the slice
         cannot be viewed as rows. Autograd saves the copy. trl 1.14 trl/kernels/logprob_entropy.py reads the slice,
         which is saved, and computes the entropy as well.
 
+        For the log TRL averages the logits of the chosen completions, then of the rejected ones: an index copies them.
+        Prompts, which have none, are counted, too (trl 1.9 and 1.14 trainer/dpo_trainer.py, _compute_loss).
+
         Args:
             logits: the logits.
             copies: whether the kernel is axolotl's.
+            averages: whether the averages are counted.
         """
         tape = self.tape
         citation = "axolotl 0.19 monkeypatch/trainer/utils.py" if copies else "trl 1.14 trl/kernels/logprob_entropy.py"
@@ -245,6 +249,8 @@ class ChunkedLoss(LoraLinear, Loss):
         sums = [tape.store(name, of_token, "fp32", citation) for name in names]
         entropy = [] if copies else [tape.store("entropy of each token", of_token, "fp32", citation)]
         found = tape.new("log-probability of each token", of_token, "fp32", citation, grad=logits.grad)
+        half = [tape.store("logits of chosen or rejected sequences", ("b/2", "s-1", "V"), logits.dtype, citation)]
+        also = (*labels, *entropy, *sums)
         tape.record(
             Node(
                 "selective_log_softmax",
@@ -252,7 +258,7 @@ class ChunkedLoss(LoraLinear, Loss):
                 (found,),
                 (rows.storage, *labels, *sums),
                 (NEW,),
-                forward=ForwardMemory(also=(*labels, *entropy, *sums), first=tuple(labels)),
+                forward=ForwardMemory(also=also, first=tuple(labels), temporaries=tuple(half if averages else ())),
             )
         )
         return found

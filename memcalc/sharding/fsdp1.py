@@ -14,10 +14,11 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from memcalc.layout.flat_parameters import is_apart
 from memcalc.layout.local_parameters import LocalParameter, LocalParameters
 from memcalc.ledger.component import Component
 from memcalc.sharding.engine import ROOT, Engine, Gradient
-from memcalc.sharding.flat_units import THE_ROOT, UnitKey, in_order_of_end, units_in_order
+from memcalc.sharding.flat_units import THE_ROOT, UnitKey, in_order_of_end, is_joined, units_in_order
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.states.flat_states import flat_states, unit_of
 from memcalc.states.state_options import StateOptions
@@ -112,8 +113,12 @@ class FSDP1(Engine):
         self.running: UnitKey | None = None  # the module that runs, of those that are units
         self.runs_forward = True  # whether it runs forward, or again
         self.ready: list[Gradient] = []  # its gradients
+        self.of_layer: list[Gradient] = []  # gradients of its unit
+        self.joined: list[tuple[int, int]] = []  # a layer, and a gradient in it that is the root's, until its end
         self.reduced: list[int] = []  # gradient shards of modules, until backward of their layer ends
         self.have_gradients = False
+        self.has_body = options.fsdp.has_body
+        self.before_layers = {unit for unit, members in self.members.items() if members[0].where == "embedding"}
         self.reduces = True
         self.is_initialized = False
         self.knows_order = False  # whether a batch has recorded the order of units (_exec_order_utils.py)
@@ -191,7 +196,11 @@ class FSDP1(Engine):
     def before_backward(self, unit: int) -> None:
         """Begin the backward of a layer or the root."""
         self.in_backward = True
-        self._begin_backward(UnitKey(unit))
+        if not self.has_body:
+            self._begin_backward(UnitKey(unit))
+        elif unit != ROOT:
+            self._begin_backward(THE_ROOT)
+            self._begin_backward(UnitKey(unit))
 
     def after_backward(self, unit: int, gradients: Sequence[Gradient]) -> list[int]:
         """End the backward of a layer or the root; return its gradient shards and those of its modules."""
@@ -212,6 +221,8 @@ class FSDP1(Engine):
         """Begin the forward or backward of a module that is a unit."""
         self.running, self.runs_forward = UnitKey(unit, module), again or not self.in_backward
         if self.runs_forward:
+            if self.has_body and self.running not in self.before_layers:
+                self._end_forward(THE_ROOT)
             self._begin_forward(self.running)
         else:
             self._begin_backward(self.running)
@@ -226,8 +237,10 @@ class FSDP1(Engine):
             self._end_backward(unit, gradients)
 
     def gradient_ready(self, gradient: Gradient) -> None:
-        """Take over a gradient of the module that runs, until its backward ends."""
-        self.ready.append(gradient)
+        """Take over a gradient of the module that runs, until its backward ends, or else until that of its layer."""
+        fsdp = self.choice.fsdp
+        is_apart_here = gradient.parameter is None or is_apart(gradient.parameter, fsdp.least_apart)
+        (self.ready if fsdp.trained_apart or is_apart_here else self.of_layer).append(gradient)
 
     # -- units ---------------------------------------------------------------------------------------------------------
 
@@ -240,7 +253,8 @@ class FSDP1(Engine):
     def _end_forward(self, unit: UnitKey) -> None:
         """Post-forward: free the unsharded flat parameter, except the root's. Source: _post_forward_reshard."""
         self.awaits_backward.add(unit)
-        if unit != THE_ROOT and self.reshards and unit in self.unsharded:
+        stays = unit == THE_ROOT and not self.has_body
+        if not stays and self.reshards and unit in self.unsharded:
             self.requests.drop((self.unsharded.pop(unit),))
 
     def _begin_backward(self, unit: UnitKey) -> None:
@@ -253,11 +267,16 @@ class FSDP1(Engine):
     def _end_backward(self, unit: UnitKey, gradients: Sequence[Gradient]) -> None:
         """Post-backward: concatenate gradients, reshard, prefetch, reduce. Source: _post_backward_hook."""
         flat: list[int] = []
-        if gradients and unit in self.sizes:  # ATen FunctionsManual.cpp, split_with_sizes_backward
+        if not unit.module:
+            gradients, self.of_layer = self._without_joined(unit, [*self.of_layer, *gradients]), []
+        complete = unit == THE_ROOT and bool(self.joined)
+        if (gradients or complete) and unit in self.sizes:  # ATen FunctionsManual.cpp, split_with_sizes_backward
             sizes, label, take = self.sizes[unit], self.labels[unit].gradient, self.requests.take
             zeros = [take(size, UNSHARD, label) for size in sizes.zeros]
             flat = [take(sizes.gradient, UNSHARD, label)]
             self.requests.drop(zeros)
+        if complete:
+            self._drop_joined()
         self.requests.drop(each.storage for each in gradients)
         self._reshard(unit)
         if not flat:
@@ -272,6 +291,18 @@ class FSDP1(Engine):
             flat.insert(0, self.sums.pop(unit))
         self.reduced += self._reduce(unit)
         self.requests.drop(flat)
+
+    def _without_joined(self, unit: UnitKey, gradients: Sequence[Gradient]) -> Sequence[Gradient]:
+        """Keep gradients of a layer's parts that are the root's, until all of its unit exist; return the others."""
+        joined = [each for each in gradients if each.parameter and is_joined(each.parameter, self.choice)]
+        self.joined += ((unit.place, each.storage) for each in joined)
+        return [each for each in gradients if each not in joined] if joined else gradients
+
+    def _drop_joined(self) -> None:
+        for place, storage in self.joined:
+            with self.requests.repeat(self.rounds.get(place, 1)):
+                self.requests.drop((storage,))
+        self.joined = []
 
     def _reshard_frozen(self, unit: UnitKey) -> None:
         """Reshard a unit without gradients. Source: _register_post_backward_reshard_only_hook.

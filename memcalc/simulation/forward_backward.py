@@ -14,6 +14,7 @@ from memcalc.simulation.engine_hooks import NO_CALLS, BlockFrame, Calls, EngineH
 from memcalc.simulation.layer_loops import LayerLoop
 from memcalc.simulation.stage_blocks import NO_HEAD, SizedBlock, StageBlocks
 from memcalc.spec.recompute_plan import Segment, leaves
+from memcalc.spec.scoring import scores_beside_logits
 from memcalc.stream.requests import Requests, TensorLabel
 
 NO_TABLE = SharedTable("")  # stays allocated through backward for all layers, although no single layer reads it
@@ -132,6 +133,11 @@ class ForwardBackward:
             self._play(block, self.head, event)
         if self.engine.output_is_loss:
             self._end_of_forward()
+        if not scores_beside_logits(self.parts.spec):
+            self._let_go("region")
+
+    def end_scoring(self) -> None:
+        """Free the logits, if they were live while a reference scored the micro-batch."""
         self._let_go("region")
 
     def backward(self, gradient: int = -1) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Literal
 from memcalc.simulation.forward_backward import ForwardBackward
 from memcalc.stream.requests import RecordedRequests, Requests
 
-Part = Literal["forward", "loss", "backward", "release"]
+Part = Literal["forward", "loss", "end of scoring", "backward", "release"]
 
 
 class MicroBatch:
@@ -38,6 +38,10 @@ class MicroBatch:
     def loss(self) -> None:
         """Run the loss until backward begins."""
         self._write("loss", self.passing.loss)
+
+    def end_scoring(self) -> None:
+        """Free what was live while a reference scored the micro-batch."""
+        self._write("end of scoring", self.passing.end_scoring)
 
     def backward(self) -> list[int]:
         """Run backward and return the storages of all gradients."""

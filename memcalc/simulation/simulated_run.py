@@ -466,6 +466,7 @@ class SimulatedRun:
             self.teacher.engine.after_evaluation()
         if scored_by_reference(self.spec):
             self._score(with_length(self.spec, self.length))
+            self.passing.end_scoring()
         self._forget_output()
 
     def _forget_output(self) -> None:

@@ -153,6 +153,7 @@ class StepRecorder:
             else:
                 walk.loss()
                 of_frozen, kept = self._scores(self.spec, walk.engine)
+                walk.end_scoring()
         if not after_forward:
             walk.engine.gather_before_backward()
         self.requests.begin("backward")

@@ -10,7 +10,7 @@ from pydantic import Field
 from memcalc.spec.model import ConfigBlock
 
 Precision = Literal["fp32", "bf16", "fp16"]
-Wrap = Literal["layers", "layers-and-ends", "layers-and-trained"]
+Wrap = Literal["layers", "layers-and-ends", "layers-and-trained", "model", "size"]
 GradientSync = Literal["each", "last"]
 Prefetch = Literal["pre", "post", "none"]
 
@@ -31,7 +31,12 @@ class FsdpSpec(ConfigBlock):
         "layers",
         description="FSDP units: layers (the root has the rest) | layers-and-ends (the embedding is a unit, and so are "
         "final norm and LM head together, which stay gathered until their backward; tied, all three are one; FSDP2) | "
-        "layers-and-trained (with adapters, each module that trains is a unit: PEFT's policy; FSDP1)",
+        "layers-and-trained (with adapters, each module that trains is a unit: PEFT's policy; FSDP1) | "
+        "model (the model is one unit; FSDP1) | size (modules of least_unit_parameters or more, of which layers are "
+        "counted: if these are smaller, the model is one unit; FSDP1)",
+    )
+    least_unit_parameters: int = Field(
+        100_000_000, ge=0, description="wrap: size: parameters from which on a module is a unit"
     )
     reshard_root: bool = Field(
         False,

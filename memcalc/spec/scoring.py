@@ -31,3 +31,12 @@ def scored_by_reference(spec: Spec) -> bool:
     is_fsdp = parallelism.engine in ("fsdp1", "fsdp2") and parallelism.zero_stage > 0
     itself = scores_itself(spec) and not (is_fsdp and training.loss not in LIVE_LOGITS)
     return (training.reference_model and training.completion_length is None) or itself
+
+
+def scores_beside_logits(spec: Spec) -> bool:
+    """Return whether the policy's logits are live while a reference scores its micro-batch.
+
+    One function of TRL computes both and names them (dpo_trainer.py, _compute_loss, which axolotl's loss selective
+    runs, too); torchtune deletes them before.
+    """
+    return spec.training.loss == "selective" and scored_by_reference(spec)

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from memcalc.allocator.pytorch.block_sizes import rounded
-from memcalc.layout.flat_parameters import ROOT_MODULE, FlatUnit, flat_row, flat_unit, piece, units_of
+from memcalc.layout.flat_parameters import (
+    ROOT_MODULE,
+    FlatUnit,
+    flat_row,
+    flat_unit,
+    is_apart,
+    part_of,
+    piece,
+    units_of,
+)
 from memcalc.layout.local_parameters import LocalParameter, LocalParameters
 from memcalc.ledger.component import Component
 from memcalc.ledger.row_drafts import RowDraft, mask_of
@@ -53,7 +62,7 @@ def _flat_states(parameters: LocalParameters, options: StateOptions, rank: int) 
     beside = [each for each in parameters if each.beside]
     parts = registered(LocalParameters(each for each in parameters if not each.beside), options.update.family)
     stored, whole, pieces = [], [], []
-    for name, members in units_of(*parts, trained_apart=options.fsdp.trained_apart):
+    for name, members in _units(parts, options):
         unit, where = unit_of(members, options), members[0].where
         is_root = name == ROOT_MODULE
         stored.append(flat_row(name, members, unit, "head" if is_root else where))
@@ -88,7 +97,7 @@ def construction_rows(
         options: state options of the run.
         is_loaded_whole: whether the model is loaded on the GPU.
     """
-    units = dict(units_of(*registered(parameters, options.update.family), trained_apart=options.fsdp.trained_apart))
+    units = dict(_units(registered(parameters, options.update.family), options))
     whole, flat, shard = dict[str, int](), dict[str, int](), dict[str, int]()
     loaded = cast = 0  # what is on the GPU in addition to the chunks before a unit is flattened; what chunks grow by
     for name, members in units.items():
@@ -111,6 +120,22 @@ def construction_rows(
         citation = "torch 2.13 distributed/fsdp/_flat_param.py: flatten_tensors"
         tensor = (Component.TEMPORARIES, "root", "parameters, moved and flattened", (size,), "uint8")
         yield RowDraft(*tensor, 1, size, rounded(size), mask_of("model"), symbol, citation)
+
+
+def _units(
+    parts: tuple[Sequence[LocalParameter], Sequence[LocalParameter], Sequence[LocalParameter]], options: StateOptions
+) -> Iterator[tuple[str, tuple[LocalParameter, ...]]]:
+    """Yield the name and the parameters of each distinct unit, of those before, in and after the layers."""
+    return units_of(*parts, partial(_unit_name, options=options), options.fsdp.layers)
+
+
+def _unit_name(parameter: LocalParameter, options: StateOptions) -> str:
+    """Return the name of a parameter's unit."""
+    fsdp = options.fsdp
+    if is_apart(parameter, fsdp.least_apart) or (fsdp.trained_apart and parameter.trains):
+        return parameter.module
+    in_root = parameter.where != "layer" or part_of(parameter) in fsdp.joined_parts
+    return ROOT_MODULE if in_root else f"{parameter.module.partition('*')[0]}*"
 
 
 def _copies(name: str, members: Sequence[LocalParameter]) -> int:

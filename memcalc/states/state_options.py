@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from memcalc.architectures.options.execution import float8_of
 from memcalc.layout.adapters import adapters_of, loss_gathers_head
-from memcalc.layout.local_parameters import LocalParameter, LocalParameters
+from memcalc.layout.flat_parameters import part_of
+from memcalc.layout.local_parameters import LocalParameter, LocalParameters, stage_parameters
 from memcalc.layout.peft_parameters import adapters_follow_the_head
 from memcalc.layout.spec_cache import cached_by_spec
+from memcalc.layout.stages import stages_of
 from memcalc.operators.float8 import Float8
 from memcalc.spec.finetuning import base_dtype
 from memcalc.spec.hardware.gpus import find_gpu
@@ -50,6 +53,10 @@ class FsdpOptions(NamedTuple):
     gathers_output_alone: bool = False  # the loss reads the LM head's weight, a unit of which no module runs
     gathers_last_layer_once: bool = False  # the last layer is not resharded after forward
     trained_apart: bool = False  # FSDP1: each module that trains is a unit
+    layers: int = 0  # FSDP1: of the model
+    joined_parts: tuple[str, ...] = ()  # FSDP1: parts of layers that are in the root's unit
+    least_apart: int = 0  # FSDP1: parameters from which on a module outside of layers is a unit; 0: none is
+    has_body: bool = False  # FSDP1: the root's parameters are those of a unit, the model without its LM head
     use_orig_params: bool = False  # FSDP1: the optimizer updates views of parameters, not flat parameters
     loaded: str = ""  # FSDP1: dtype in which weights are flattened; "": that of the shards
     forward_prefetch: bool = False  # FSDP1: forward gathers the next unit before it needs it
@@ -253,12 +260,33 @@ def _fsdp_options(spec: Spec) -> FsdpOptions:
         # torchtitan at ba2469780; later versions wrap embedding and LM head as well.
         gathers_last_layer_once=training.implementation == "torchtitan" and fsdp.wrap == "layers",
         trained_apart=fsdp.wrap == "layers-and-trained",
+        layers=spec.model.num_layers,
+        joined_parts=_joined_parts(spec),
+        least_apart=fsdp.least_unit_parameters if fsdp.wrap == "size" else 0,
+        has_body=fsdp.wrap == "size" and training.implementation == "huggingface",
         use_orig_params=fsdp.use_orig_params,
         loaded=fsdp.load_dtype or "",
         forward_prefetch=fsdp.forward_prefetch,
         backward_prefetch=fsdp.backward_prefetch,
         float8_gather=float8_of(spec) if training.fp8_all_gather else None,
     )
+
+
+def _joined_parts(spec: Spec) -> tuple[str, ...]:
+    """Return the parts of a layer that are in no unit of FSDP1 but the root's.
+
+    A part, such as attention, is a unit if it is large enough, then the layer is one of its other parameters if these
+    are. Several units of a layer are counted as one. Source: torch 2.13 distributed/fsdp/wrap.py, _recursive_wrap.
+    """
+    fsdp, sizes = spec.parallelism.fsdp, dict[str, int]()
+    if fsdp.wrap not in ("model", "size"):
+        return ()
+    for each in stage_parameters(spec, stages_of(spec)[0]):
+        if each.where == "layer":
+            sizes[part_of(each)] = sizes.get(part_of(each), 0) + each.elements
+    least = math.inf if fsdp.wrap == "model" else fsdp.least_unit_parameters
+    small = {part: size for part, size in sizes.items() if size < least}
+    return tuple(small) if sum(small.values()) < least else ()
 
 
 def _model_options(spec: Spec) -> ModelOptions:

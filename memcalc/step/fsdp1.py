@@ -5,12 +5,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
-from torch.distributed.fsdp.wrap import CustomPolicy
+from torch.distributed.fsdp.wrap import CustomPolicy, size_based_auto_wrap_policy
 
 from memcalc.errors import InputError
 from memcalc.spec.fsdp import FsdpSpec
@@ -48,15 +49,18 @@ def build_fsdp1(spec: Spec, device: torch.device) -> CausalLM:
         (3, True): ShardingStrategy.HYBRID_SHARD,
         (2, True): ShardingStrategy._HYBRID_SHARD_ZERO2,  # noqa: SLF001 -- its only name
     }
-    wrapped_apart = {id(layer) for layer in layers_of(model.module)}
+    wrapped_apart = set() if fsdp.wrap == "model" else {id(layer) for layer in layers_of(model.module)}
     if fsdp.wrap == "layers-and-trained":
         wrapped_apart |= {id(module) for module in _trained_modules(model.module)}
+    policy: Any = CustomPolicy(lambda module: id(module) in wrapped_apart)
+    if fsdp.wrap == "size":
+        policy = partial(size_based_auto_wrap_policy, min_num_params=fsdp.least_unit_parameters)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=FutureWarning)  # FSDP1 is deprecated
         wrapped = FullyShardedDataParallel(
             model.module,
             sharding_strategy=strategies[spec.parallelism.zero_stage, hybrid],
-            auto_wrap_policy=CustomPolicy(lambda module: id(module) in wrapped_apart),
+            auto_wrap_policy=policy,
             backward_prefetch=_PREFETCH[fsdp.backward_prefetch],
             forward_prefetch=fsdp.forward_prefetch,
             mixed_precision=_precision(fsdp),

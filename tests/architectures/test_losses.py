@@ -230,3 +230,28 @@ def test_every_loss_leaves_the_same_gradients(loss: str, recipe: str, tied: str)
 def test_what_no_kernel_does_is_refused(loss: str, override: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         ledger(loss, override)
+
+
+OF_PAIRS = (
+    *("llama-3.2-1b", "num_layers=2", "implementation=huggingface", "recipe=pure", "b=2", "s=128"),
+    *("training.pairs=true", "training.loss=selective", "training.framework=dpo"),
+)
+
+
+def test_trl_averages_a_copy_of_half_of_the_logits() -> None:
+    """8 sequences of 8 pairs, without their last token, over the vocabulary, in bf16; beside a reference there is room."""
+    ledger = memcalc.estimate(*OF_PAIRS, "evaluation_batch_size=8").ledger
+    half = {row.tensor: row.bytes for row in ledger.rows if "evaluation" in row.phases}
+
+    assert half["logits of chosen or rejected sequences"] == 8 * 127 * 128256 * 2
+    tensors = {row.tensor for row in memcalc.estimate(*OF_PAIRS, "reference_model=true").ledger.rows}
+    assert "logits of chosen or rejected sequences" not in tensors
+
+
+def test_logits_of_a_policy_are_live_until_the_reference_has_scored() -> None:
+    """A kernel that copies them lets backward do without them."""
+    words = (*OF_PAIRS, "training.framework=axolotl", "reference_model=true")
+    returned, kept = (memcalc.estimate(*words, f"logits_until={until}").ledger.totals for until in ("loss", "backward"))
+
+    assert returned["loss_2"] == kept["loss_2"]
+    assert kept["backward_2"] - returned["backward_2"] == 4 * 128 * 128256 * 2

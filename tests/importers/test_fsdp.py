@@ -70,8 +70,6 @@ def test_fsdp1_has_an_engine_and_runs_under_autocast(tmp_path: Path) -> None:
     [
         (LAYERS, ("ema=fp32",), "weight averages"),
         (LAYERS, ("recipe=mixed-16",), "master weights"),
-        ("", (), "the model as one unit"),
-        ("  fsdp_auto_wrap_policy: SIZE_BASED_WRAP\n", (), "units by size"),
         (f"{LAYERS}  fsdp_offload_params: true\n", (), "parameters in host memory"),
         (LAYERS, ("finetune=lora",), "adapters in units with frozen weights"),
     ],
@@ -83,6 +81,26 @@ def test_what_fsdp1_lacks_is_a_limit_that_holds_memory(
 
     assert spec.parallelism.engine == "fsdp2"
     assert any(limit.feature == f"FSDP1 with {reason}" and limit.holds_memory for limit in spec.origin.limits)
+
+
+def test_layers_that_are_no_units_of_fsdp1(tmp_path: Path) -> None:
+    """Without a policy the model is one unit; units by size are modelled, but parts of layers that are units are not."""
+    file = ACCELERATE.format(precision="bf16", version=1)
+    spec = loaded(tmp_path, file, MODEL, "s=64")
+    assert (spec.parallelism.engine, spec.parallelism.fsdp.wrap) == ("fsdp1", "model")
+    assert not any(limit.holds_memory for limit in spec.origin.limits)
+
+    options = "  fsdp_auto_wrap_policy: SIZE_BASED_WRAP\n  fsdp_min_num_params: 20000000\n"
+    spec = loaded(tmp_path, file + options, MODEL, "s=64")
+    assert (spec.parallelism.fsdp.wrap, spec.parallelism.fsdp.least_unit_parameters) == ("size", 20_000_000)
+    assert any(limit.feature == "FSDP1 with units by size" and limit.holds_memory for limit in spec.origin.limits)
+
+
+def test_zero_grad_of_an_optimizer_that_keeps_whole_parameters_frees_no_gradient(tmp_path: Path) -> None:
+    options = LAYERS + "  fsdp_use_orig_params: false\n"
+    spec = loaded(tmp_path, ACCELERATE.format(precision="bf16", version=1) + options, MODEL, "s=64")
+
+    assert spec.training.zero_grad == "zero"
 
 
 def test_fp8_under_fsdp1_is_a_limit_that_holds_memory(tmp_path: Path) -> None:

@@ -357,6 +357,27 @@ def test_axolotl_casts_modules_of_a_4_bit_model(more: str, modules: tuple[str, .
     assert spec.training.lora.fp32_on_load == modules
 
 
+def test_trls_dpo_casts_adapters_on_a_4_bit_base_of_axolotl(tmp_path: Path) -> None:
+    """Gradients and optimizer states have their dtype, so the recipe has no fp32 copies."""
+    training = loaded(tmp_path, AXOLOTL + "rl: dpo\nadapter: qlora\nload_in_4bit: true\n").training
+
+    assert training.lora is not None
+    assert (training.lora.adapter_dtype, training.recipe) == ("compute", "pure")
+    assert training.logits_until == "loss"
+
+
+def test_axolotl_does_not_find_gpt_neoxs_renamed_lm_head(tmp_path: Path) -> None:
+    file = AXOLOTL.replace("flash_attention: true\n", "").replace(
+        "meta-llama/Meta-Llama-3-8B", "EleutherAI/pythia-410m"
+    )
+
+    def in_fp32(release: str) -> tuple[str, ...]:
+        return loaded(tmp_path, file, f"versions.transformers={release}").training.fp32_modules
+
+    assert in_fp32("5.16.1") == ("embed_tokens", "norm")
+    assert in_fp32("5.8.0") == ("embed_tokens", "lm_head", "norm")
+
+
 def test_axolotl_holds_embeddings_in_fp32_without_flash_attention(tmp_path: Path) -> None:
     without = AXOLOTL.replace("flash_attention: true\n", "")
     modules = ("embed_tokens", "lm_head", "norm")

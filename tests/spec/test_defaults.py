@@ -120,6 +120,7 @@ def test_a_silent_file_has_these_values() -> None:
             "reduce_dtype": None,
             "output_dtype": None,
             "wrap": "layers",
+            "least_unit_parameters": 100_000_000,
             "reshard_root": False,
             "gradient_sync": "each",
             "keeps_unsharded_weights": False,

@@ -8,6 +8,7 @@ from memcalc.architectures.options.layers import has_dropout
 from memcalc.layout.adapters import loss_gathers_head, read_dtype
 from memcalc.layout.teacher import teacher_run
 from memcalc.spec.finetuning import base_dtype
+from memcalc.spec.scoring import scored_by_reference
 from memcalc.spec.spec import Spec
 from memcalc.spec.training import TOKENWISE
 
@@ -69,6 +70,7 @@ class LossOptions(NamedTuple):
     upcasts_logits: bool  # an fp32 copy of the logits
     shifts_logits: bool  # transformers' loss before 4.49
     copies_scored_logits: bool  # the kernel of loss selective reads a copy of the logits
+    averages_logits: bool  # loss selective averages the logits; beside a reference, in the memory that it has freed
     scores_apart: bool  # chosen and rejected sequences have a loss each
     divergence: str  # `training.divergence` of a run with a teacher; "" without
     teacher_logits: str  # dtype of the teacher's logits; "" without
@@ -91,6 +93,7 @@ def loss_of(spec: Spec) -> LossOptions:
         upcasts_logits=training.loss_upcast,
         shifts_logits=training.loss_shift == "logits" and may_shift,
         copies_scored_logits=training.loss == "selective" and training.framework != "dpo",
+        averages_logits=training.loss == "selective" and not scored_by_reference(spec),
         scores_apart=training.scored_apart,
         divergence="" if training.teacher is None else training.divergence,
         teacher_logits=_teacher_logits(spec),

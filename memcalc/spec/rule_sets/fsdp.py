@@ -13,10 +13,10 @@ from memcalc.spec.spec import Spec
 from memcalc.spec.training import ParallelismSpec, TrainingSpec
 from memcalc.spec.yaml_source import Path
 
-OF_FSDP1 = ("use_orig_params", "load_dtype", "forward_prefetch", "backward_prefetch")
+OF_FSDP1 = ("use_orig_params", "load_dtype", "forward_prefetch", "backward_prefetch", "least_unit_parameters")
 OF_FSDP2 = ("output_dtype", "keeps_unsharded_weights", "reshard_root")
 WRAPS: dict[str, tuple[Wrap, ...]] = {
-    "fsdp1": ("layers", "layers-and-trained"),
+    "fsdp1": ("layers", "layers-and-trained", "model", "size"),
     "fsdp2": ("layers", "layers-and-ends"),
 }
 
