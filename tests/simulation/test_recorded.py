@@ -57,7 +57,10 @@ def test_all_and_the_shipped_errors_are_theirs() -> None:
     assert len(replayed) >= 680
     training = [each for each in replayed if each.run.spec.inference is None]
     stage_3 = [each for each in training if each.run.device.startswith("NVIDIA") and is_stage_3(each.run)]
-    check([each for each in training if each not in stage_3], 0.02, 0.13)
+    by_size = [each for each in training if each.run.spec.parallelism.fsdp.wrap == "size"]
+    check([each for each in training if each not in (*stage_3, *by_size)], 0.02, 0.13)
+    # Several units of FSDP1 in a layer are counted as one: tests/sharding/test_fsdp1.py.
+    assert max(abs(each.error) for each in by_size) <= 0.16
     # On a real GPU freed blocks wait for events of a communication stream: docs/reports/accuracy.md.
     assert max(abs(each.error) for each in stage_3) <= 0.15
     generations = [each for each in replayed if each.run.spec.inference is not None]
