@@ -159,8 +159,8 @@ def add_adapters(module: nn.Module, spec: Spec) -> nn.Module:
         modules_to_save=[module_name(spec, name) for name in lora.modules_to_save] or None,
         fan_in_fan_out=spec.training.implementation == "huggingface" and spec.model.architecture == "gpt2",
     )
-    with warnings.catch_warnings():  # PEFT 0.21 sets a rank for fused experts, and warns if these get no adapter
-        warnings.filterwarnings("ignore", "The following rank_pattern keys", RuntimeWarning)
+    with warnings.catch_warnings():  # PEFT 0.21 sets rank and alpha of fused experts, and warns if these get no adapter
+        warnings.filterwarnings("ignore", "The following (rank|alpha)_pattern keys", RuntimeWarning)
         wrapped: nn.Module = peft.get_peft_model(module, config, autocast_adapter_dtype=lora.adapter_dtype == "fp32")
     _settle_input_gradient(module, spec, lora)
     return wrapped

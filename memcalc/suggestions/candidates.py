@@ -95,7 +95,7 @@ def _sharding(spec: Spec) -> Iterator[ChangeCandidate]:
     """Yield changes that use the existing ranks: higher ZeRO stages, offload to the host, and expert parallelism."""
     parallelism = spec.parallelism
     if parallelism.data_parallel == 1:
-        if parallelism.ranks == 1 and parallelism.offload == "none":
+        if parallelism.ranks == 1 and parallelism.offload == "none" and spec.training.finetune != "qlora":
             yield from _offloads_of_one_gpu(spec.training.recipe)
         return
     for stage in _stages(spec):
