@@ -384,6 +384,11 @@ class ParallelismSpec(ConfigBlock):
         return self.offload in ("parameters", "all")
 
     @property
+    def trains_alone(self) -> bool:
+        """Whether one GPU trains without a sharding engine; DeepSpeed's stages run on one, too."""
+        return self.ranks == 1 and not (self.engine == "deepspeed" and self.zero_stage)
+
+    @property
     def ranks(self) -> int:
         """Ranks of the whole run; expert parallelism reuses them."""
         return self.data_parallel * self.tensor_parallel * self.pipeline_parallel * self.context_parallel

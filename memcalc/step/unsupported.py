@@ -31,6 +31,13 @@ def refuse_parallel(spec: Spec) -> None:
         InputError: the step does not support the parallelism, or other ranks are missing.
     """
     refuse_split(spec)
+    parallelism = spec.parallelism
+    if parallelism.ranks == 1 and not parallelism.trains_alone:
+        raise InputError(
+            f"zero_stage = {parallelism.zero_stage} with engine = deepspeed, but the step runs without DeepSpeed.",
+            "Set zero_stage: 0 and offload: none, or use `memcalc estimate`, or `memcalc dry-run` for your program.",
+            "parallelism.zero_stage",
+        )
     for name in ("data_parallel", "tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel"):
         count = getattr(spec.parallelism, name)
         engine = name in ("data_parallel", "tensor_parallel") and spec.parallelism.engine in ENGINES

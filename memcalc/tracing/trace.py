@@ -125,7 +125,7 @@ def in_place_of_formulas(spec: Spec, progress: Progress = silent) -> Result:
 def stands_in(spec: Spec) -> bool:
     """Return whether fake tensors can run a step without formulas, and torch and transformers are installed."""
     parallelism = spec.parallelism
-    alone = parallelism.ranks == 1
+    alone = parallelism.trains_alone
     sharded = parallelism.engine == "fsdp2" and parallelism.data_parallel == parallelism.ranks
     needs_kernels = spec.training.finetune == "qlora" or spec.training.optimizer_options.paged
     return can_read_with_transformers() and (alone or sharded) and not needs_kernels

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memcalc.sharding.schedules import lacks
 from memcalc.spec.spec import Spec
-from memcalc.spec.training import ParallelismSpec, TrainingSpec
+from memcalc.spec.training import TrainingSpec
 
 ONE_GPU, SEVERAL_GPUS, GENERATION = "one GPU", "several GPUs", "generation"
 FP8 = "FP8"
@@ -27,12 +27,7 @@ def kinds_of(spec: Spec) -> tuple[str, ...]:
         return _of_generation(spec), GENERATION
     if spec.training.alloc_conf and spec.parallelism.ranks > 1:
         return (SEVERAL_EXPANDABLE,) if _expands(spec.training) else (SEVERAL_SETTINGS,)
-    return _on_one_gpu(spec.training) if _is_alone(spec.parallelism) else _on_several_gpus(spec)
-
-
-def _is_alone(parallelism: ParallelismSpec) -> bool:
-    """Return whether one GPU trains without a sharding engine; DeepSpeed's stages run on one, too."""
-    return parallelism.ranks == 1 and not (parallelism.engine == "deepspeed" and parallelism.zero_stage)
+    return _on_one_gpu(spec.training) if spec.parallelism.trains_alone else _on_several_gpus(spec)
 
 
 def program_kinds(spec: Spec) -> tuple[str, ...]:
@@ -48,7 +43,7 @@ def program_kinds(spec: Spec) -> tuple[str, ...]:
         return ()
     parallelism = spec.parallelism
     engine = "DeepSpeed" if parallelism.engine == "deepspeed" else _ENGINES.get(parallelism.engine, parallelism.engine)
-    return f"{PROGRAMS}, {ONE_GPU if _is_alone(parallelism) else engine}", PROGRAMS
+    return f"{PROGRAMS}, {ONE_GPU if parallelism.trains_alone else engine}", PROGRAMS
 
 
 def _of_generation(spec: Spec) -> str:

@@ -66,6 +66,14 @@ def test_replicas_are_refused_on_fake_tensors() -> None:
         memcalc.trace("llama-3.2-1b", "data_parallel=8")
 
 
+@pytest.mark.parametrize(
+    "words", [("zero_stage=1",), ("zero_stage=2", "offload=optimizer"), ("zero_stage=3", "offload=all")]
+)
+def test_the_step_does_not_leave_out_deepspeed_on_one_rank(words: tuple[str, ...]) -> None:
+    with pytest.raises(InputError, match="engine = deepspeed, but the step runs without DeepSpeed"):
+        memcalc.trace("gpt2", "num_layers=2", "s=64", "recipe=mixed-16", "engine=deepspeed", *words)
+
+
 def test_what_the_step_cannot_spread_is_refused() -> None:
     """Stages of a pipeline have no engine here."""
     with pytest.raises(InputError, match="pipeline_parallel = 2, but the step runs on one device"):
