@@ -29,11 +29,12 @@ from memcalc.importers.loading import load as load_any
 from memcalc.layout.stages import stages_of
 from memcalc.ledger.verdict import holding_memory
 from memcalc.measuring.result import allocator_conf
-from memcalc.simulation.simulated_run import simulate
+from memcalc.simulation.simulated_run import SimulatedRun, simulate
 from memcalc.spec.hardware.gpus import all_gpus
 from memcalc.spec.loading import load
 from memcalc.spec.programs import VersionsSpec
 from memcalc.spec.spec import Spec
+from memcalc.stream.requests import DelayedRequests, replay
 from memcalc.validation.predictions import under, with_settings
 from memcalc.verdict.judge import gpu_of
 from memcalc.verdict.needs import can_replay, need_of
@@ -239,6 +240,15 @@ def compared(run: Recorded) -> Compared:
     return Compared(run, found.reserved_bytes, max(whole for whole, _ in found.tops.values()))
 
 
+def compared_late(run: Recorded) -> Compared:
+    """A record with delayed events, with the replay of its run with late streams.
+
+    The records' process group is PyTorch's fake one, whose collectives do not run, so none waits for another.
+    """
+    late = replay(SimulatedRun(run.spec, DelayedRequests(collectives_in_order=False), rank=0).play())
+    return Compared(run, late.reserved_bytes, None)
+
+
 def program_error(run: Recorded) -> float | None:
     """The error of a program's replay; 0 for a reserved memory between those of its orders of batch lengths.
 
@@ -261,7 +271,7 @@ def errors(
     Args:
         runs: of memcalc's own training step in eager execution.
         compiled: programs that compile their models.
-        delayed: runs with delayed events.
+        delayed: runs with delayed events, each with its replay with late streams.
         programs: errors of the replays of programs by kind.
     """
     replayed: dict[str, list[Compared]] = {}
@@ -300,7 +310,7 @@ def _of_kind(found: list[Compared], late: list[float]) -> dict[str, Any]:
     """Errors of a kind. Their interval also contains the central ones on real GPUs, of which the null device is none.
 
     On a real GPU a block that another CUDA stream has used waits for an event, which takes as long as the GPU does. The
-    interval contains all errors with events that are as late as they can be, where these were recorded.
+    interval contains all errors of replays with streams that are as late as they can be, where these were recorded.
     """
     errors = _interval([each.error for each in found])
     if late:
@@ -355,10 +365,8 @@ def _published(found: dict[str, float]) -> dict[str, Any]:
 
 def main() -> None:
     """Write the file."""
-    runs, compiled, delayed = (
-        [compared(run) for run in found] for found in (recorded_runs(), compiled_runs(), delayed_runs())
-    )
-    found = errors(runs, compiled, delayed, program_errors())
+    runs, compiled = ([compared(run) for run in found] for found in (recorded_runs(), compiled_runs()))
+    found = errors(runs, compiled, [*map(compared_late, delayed_runs())], program_errors())
     FILE.write_text(json.dumps(found, indent=1) + "\n")
 
 

@@ -184,7 +184,8 @@ def _parallel(spec: Spec) -> Iterator[tuple[str, bool]]:
     if split_by_dtensor(spec) and (found := unsplittable(spec)):
         yield f"layers split by PyTorch's DTensor were not compared with a run here: {found[1]}", False
     if parallelism.engine == "fsdp1" and parallelism.data_parallel > 1:  # a GPU waits for events: Tensor.record_stream
-        yield "memory freed while FSDP1's other streams use it: counted as free at once; a GPU can reserve more", False
+        late = "in a replay's interval also as late as possible, if the host waits for the GPU once a step"
+        yield f"memory that FSDP1 frees while another CUDA stream uses it: counted as free at once, and {late}", False
     if megatron:
         yield "the workspace of cuDNN's attention, which is assumed to be that of flash attention", False
     if megatron and spec.model.moe is not None and parallelism.tensor_parallel > 1:

@@ -147,6 +147,16 @@ def ranks_to_replay(spec: Spec) -> tuple[int | None, ...]:
     return (None, *sorted((sampled | {ranks - 1}) - {ranks - 1 if of_deepspeed else 0}))
 
 
+def waits_for_streams(spec: Spec) -> bool:
+    """Return whether the engine frees blocks that another CUDA stream still uses (`Requests.drop_used`).
+
+    DeepSpeed's stage 3 does, too (runtime/zero/partition_parameters.py, free_param), but is replayed as if its streams
+    were on time.
+    """
+    options = state_options(spec)
+    return options.engine == "fsdp1" and options.data_parallel > 1
+
+
 def takes_gradients_over(options: StateOptions) -> bool:
     """Return whether the run's engine takes over gradients: sharded gradients do not stay where autograd put them."""
     return options.partitions_gradients or (options.engine in ("fsdp1", "fsdp2") and options.data_parallel > 1)

@@ -4,12 +4,14 @@ The parameters of a unit are one flat parameter, of which each rank has a chunk 
 the pre-unshard stream and gathered into the unsharded flat parameter on the unshard stream. Modules read views of it.
 It is freed after forward, except the root's and at stage 2, and after the unit's backward. Autograd concatenates the
 gradients of the views, when the last one exists, into a flat gradient on the unshard stream, where forward made the
-views. The post-backward stream casts, pads and reduces it. Blocks that another stream uses are freed once its work is
-done; here, and on the null CUDA device, at once.
+views. The post-backward stream casts, pads and reduces it. Blocks that another stream uses (record_stream; autograd
+records the gradients that it concatenates, too) are free once its work is done. How late that is depends on the GPU:
+see `Requests.drop_used`.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -25,7 +27,8 @@ from memcalc.states.state_options import StateOptions
 from memcalc.stream.requests import EngineTensor, Requests
 
 # CUDA streams in addition to the default one (_init_streams); the all-reduce stream exists only under HSDP.
-UNSHARD, POST_BACKWARD, PRE_UNSHARD, ALL_REDUCE = 1, 2, 3, 4
+COMPUTE, UNSHARD, POST_BACKWARD, PRE_UNSHARD, ALL_REDUCE = 0, 1, 2, 3, 4
+IN_FLIGHT = 2  # freed flat parameters that the host does not wait for (_limiter_utils.py, _FreeEventQueue)
 SOURCE = "torch 2.13 distributed/fsdp/"
 
 
@@ -64,6 +67,20 @@ class FlatUnitLabels(NamedTuple):
     gradient: EngineTensor
     narrowed: EngineTensor
     shard: EngineTensor
+
+
+class FreeEvent(NamedTuple):
+    """An event after a flat parameter is freed.
+
+    Args:
+        stream: the CUDA stream that recorded it, after an all-gather that it waited for.
+        event: its number on the stream.
+        reductions: the event on POST_BACKWARD of the reductions that began before that all-gather.
+    """
+
+    stream: int
+    event: int
+    reductions: int
 
 
 class FSDP1(Engine):
@@ -122,6 +139,10 @@ class FSDP1(Engine):
         self.reduces = True
         self.is_initialized = False
         self.knows_order = False  # whether a batch has recorded the order of units (_exec_order_utils.py)
+        self.prefetched: set[UnitKey] = set()  # units that are unsharded ahead of time
+        self.frees: deque[FreeEvent] = deque()  # after frees of flat parameters, for which the host has not waited
+        self.gathers: dict[UnitKey, int] = {}  # unit -> event of the reductions that began before its last all-gather
+        self.last_gather = 0  # the same of the last all-gather
         self.is_any = False  # whether the micro-batch stands for any of the step
 
     def updated(
@@ -192,6 +213,7 @@ class FSDP1(Engine):
         In PyTorch they stay until the next training step; they are freed here, since its forward gathers them.
         """
         self._drop_all(self.unsharded)
+        self.prefetched.clear()
 
     def before_backward(self, unit: int) -> None:
         """Begin the backward of a layer or the root."""
@@ -205,7 +227,9 @@ class FSDP1(Engine):
     def after_backward(self, unit: int, gradients: Sequence[Gradient]) -> list[int]:
         """End the backward of a layer or the root; return its gradient shards and those of its modules."""
         found = UnitKey(unit)
-        self.knows_order |= unit == ROOT
+        if unit == ROOT:
+            self.knows_order = True
+            self.prefetched.clear()  # _runtime_utils.py, _post_backward_final_callback
         if self.trains.get(found, True):
             self._end_backward(found, gradients)
         else:
@@ -247,15 +271,17 @@ class FSDP1(Engine):
     def _begin_forward(self, unit: UnitKey) -> None:
         """Pre-forward: unshard, unless an earlier pass has left the unit unsharded; prefetch the next unit."""
         self._unshard(unit)
-        if self.choice.fsdp.forward_prefetch and self.knows_order:
-            self._unshard(self.after.get(unit))
+        following = self.after.get(unit)
+        if following is not None and self.choice.fsdp.forward_prefetch and self.knows_order:
+            self._unshard(following)
+            self.prefetched.add(following)
 
     def _end_forward(self, unit: UnitKey) -> None:
         """Post-forward: free the unsharded flat parameter, except the root's. Source: _post_forward_reshard."""
         self.awaits_backward.add(unit)
         stays = unit == THE_ROOT and not self.has_body
         if not stays and self.reshards and unit in self.unsharded:
-            self.requests.drop((self.unsharded.pop(unit),))
+            self._free(unit, COMPUTE)
 
     def _begin_backward(self, unit: UnitKey) -> None:
         """Pre-backward: unshard unless prefetched; prefetch the unit that ran before. Source: _pre_backward_hook."""
@@ -277,7 +303,7 @@ class FSDP1(Engine):
             self.requests.drop(zeros)
         if complete:
             self._drop_joined()
-        self.requests.drop(each.storage for each in gradients)
+        self.requests.drop_used((each.storage for each in gradients), UNSHARD)
         self._reshard(unit)
         if not flat:
             return
@@ -287,10 +313,12 @@ class FSDP1(Engine):
         if self.is_any and unit == THE_ROOT:
             self._drop_all(self.sums, but=THE_ROOT)
             self._drop_all(self.unsharded)
+        added: list[int] = []
         if unit in self.sums and not (self.is_any and unit != THE_ROOT):
-            flat.insert(0, self.sums.pop(unit))
+            flat, added = [self.sums.pop(unit)], flat
         self.reduced += self._reduce(unit)
-        self.requests.drop(flat)
+        self.requests.drop_used(flat, POST_BACKWARD)
+        self.requests.drop(added)
 
     def _without_joined(self, unit: UnitKey, gradients: Sequence[Gradient]) -> Sequence[Gradient]:
         """Keep gradients of a layer's parts that are the root's, until all of its unit exist; return the others."""
@@ -325,10 +353,31 @@ class FSDP1(Engine):
     def _reshard(self, unit: UnitKey) -> None:
         """Free the unsharded flat parameter, and prefetch. Source: _post_backward_reshard."""
         if unit in self.unsharded and self._frees_in_backward(unit):
-            self.requests.drop((self.unsharded.pop(unit),))
+            self._free(unit, UNSHARD)
+        self.prefetched.discard(unit)
         # the layers have run backward before the root
         if self.choice.fsdp.backward_prefetch == "post" and unit != THE_ROOT:
             self._prefetch(unit)
+
+    def _drop_used(self, storages: Sequence[int], own: int, stream: int) -> None:
+        """Free storages of one stream that a stream, perhaps another one, still uses."""
+        if stream == own:
+            self.requests.drop(storages)
+        else:
+            self.requests.drop_used(storages, stream)
+
+    def _free(self, unit: UnitKey, stream: int) -> None:
+        """Free the unsharded flat parameter. Source: _runtime_utils.py, _reshard.
+
+        Args:
+            unit: the unit.
+            stream: the one that the host is on: COMPUTE after forward; UNSHARD in the hook after backward, because
+                autograd runs it on the stream on which forward made the views of the flat parameter.
+        """
+        self._drop_used((self.unsharded.pop(unit),), UNSHARD, stream)
+        before = self.last_gather if stream == UNSHARD else self.gathers[unit]
+        self.frees.append(FreeEvent(stream, self.requests.event(stream), before))
+        self.prefetched.discard(unit)
 
     def _frees_in_backward(self, unit: UnitKey) -> bool:
         """Return whether a unit is resharded after its backward. Source: _should_free_in_backward."""
@@ -360,15 +409,27 @@ class FSDP1(Engine):
         before = self.before.get(unit)
         if before in self.awaits_backward:
             self._unshard(before)
+            self.prefetched.add(before)
 
-    def _unshard(self, unit: UnitKey | None) -> None:
-        """Cast and gather a unit. Source: _runtime_utils.py, _unshard; _flat_param.py, pre_unshard to post_unshard."""
-        if unit is None or unit not in self.sizes or unit in self.unsharded:
+    def _unshard(self, unit: UnitKey) -> None:
+        """Cast and gather a unit. Source: _runtime_utils.py, _unshard; _flat_param.py, pre_unshard to post_unshard.
+
+        Before, the host waits until all but one of the flat parameters freed so far are free (_limiter_utils.py).
+        """
+        if unit not in self.sizes or unit in self.prefetched:
             return
         sizes, labels, take = self.sizes[unit], self.labels[unit], self.requests.take
-        cast = [take(sizes.cast, PRE_UNSHARD, labels.cast)] if sizes.cast else []
-        self.unsharded[unit] = take(sizes.unsharded, UNSHARD, labels.unsharded)
-        self.requests.drop(cast)
+        is_sharded = unit not in self.unsharded
+        cast = [take(sizes.cast, PRE_UNSHARD, labels.cast)] if sizes.cast and is_sharded else []
+        if len(self.frees) >= IN_FLIGHT:
+            free = self.frees.popleft()
+            self.requests.wait_for(free.stream, free.event)
+            if self.requests.collectives_in_order:
+                self.requests.wait_for(POST_BACKWARD, free.reductions)
+        if is_sharded:
+            self.gathers[unit] = self.last_gather = self.requests.event(POST_BACKWARD)
+            self.unsharded[unit] = take(sizes.unsharded, UNSHARD, labels.unsharded)
+        self.requests.drop_used(cast, UNSHARD)
 
     def _reduce(self, unit: UnitKey) -> list[int]:
         """Reduce-scatter a unit's flat gradient; return the shard, unless it is added to an earlier one.
@@ -381,7 +442,7 @@ class FSDP1(Engine):
         if sizes.shard:  # _cast_grad_to_param_dtype
             stream = ALL_REDUCE if self.choice.replicates else POST_BACKWARD
             reduced, shard = shard, take(sizes.shard, stream, labels.shard)
-            self.requests.drop((reduced,))
+            self._drop_used((reduced,), POST_BACKWARD, stream)
         kept = [shard]
         if self.have_gradients:
             self.requests.drop(kept)

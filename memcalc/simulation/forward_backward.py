@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from memcalc.layout.local_parameters import LocalParameter
@@ -393,6 +393,7 @@ class ForwardBackward:
         held, take, drop, labels = frame.held, self.requests.take, self.requests.drop, self.steps.labels(frame.number)
         handed_on, steps = -1, self.steps.of(frame.number, "backward")
         tied_sum, sum_stream = block.program.tied_sum, self.engine.sum_stream
+        summands = self._summands(frame)
         interruptions = self.hooks.calls(frame, interruptions, backward=True)
         for position, (event, at, size, gone) in enumerate(steps):
             if position in interruptions:
@@ -400,7 +401,7 @@ class ForwardBackward:
             if size and position and ("backward" in self.threads or not event.operator.multiplies):
                 held[at] = take(size, sum_stream if at == tied_sum else 0, labels[at])
             elif gone and position and at in held:
-                drop((held.pop(at),))
+                (self._drop_summand if at in summands else drop)((held.pop(at),))
             elif not position and gradient >= 0:  # absent for the loss, and for frozen embeddings
                 frame.held[event.storage] = gradient
             elif event.operator.when is Activity.END and not block.opens:
@@ -410,7 +411,7 @@ class ForwardBackward:
             elif event.sign < 0 and event.storage not in frame.held:
                 if block.program.storages[event.storage].component is not Component.GRADIENTS:
                     continue  # a shared storage, freed by its last reader
-                self._drop(self.head, self._tied)
+                self._drop_tied()
             elif event.sign < 0 and event.storage == block.program.tied_sum:
                 self._take_over(frame, event.storage)
             else:
@@ -500,12 +501,32 @@ class ForwardBackward:
     def _take_over(self, frame: BlockFrame, total: int) -> None:
         """Replace the head's gradient of a tied weight by the sum of both gradients."""
         if self._tied in self.head.held:
-            self._drop(self.head, self._tied)
+            self._drop_tied()
             self.head.held[self._tied] = frame.held.pop(total)
             label = self.steps.labels(frame.number)[total]._replace(component=Component.GRADIENTS)
             self.requests.relabel(self.head.held[self._tied], label)
         else:
             self._drop(frame, total)
+
+    def _summands(self, frame: BlockFrame) -> frozenset[int]:
+        """Return the gradients in a block's program that autograd adds to another one on `Engine.sum_stream`."""
+        program = self.blocks[frame.number].program
+        if not self.engine.sum_stream or program.tied_sum < 0:
+            return frozenset()
+        named = enumerate(program.storages)
+        return frozenset(at for at, storage in named if storage.component is Component.GRADIENTS)
+
+    def _drop_summand(self, storages: Iterable[int]) -> None:
+        """Free gradients of a tied weight, once autograd has added them up on `Engine.sum_stream`."""
+        if self.engine.sum_stream:
+            self.requests.drop_used(storages, self.engine.sum_stream)
+        else:
+            self.requests.drop(storages)
+
+    def _drop_tied(self) -> None:
+        """Free the head's gradient of a tied weight, which is added to the embedding's."""
+        if self._tied in self.head.held:
+            self._drop_summand((self.head.held.pop(self._tied),))
 
     def _play(self, block: SizedBlock, frame: BlockFrame, event: StorageEvent) -> None:
         if event.sign > 0:

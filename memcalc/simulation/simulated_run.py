@@ -50,7 +50,7 @@ from memcalc.states.optimizers.optimizer_states import replaces_states
 from memcalc.states.optimizers.parameter_order import in_order
 from memcalc.states.persistent import logits_of_the_step_before, returns_loss, workspace
 from memcalc.states.state_options import StateOptions, groups, state_options
-from memcalc.stream.requests import Beginning, RecordedRequests, Replay, Requests, replay
+from memcalc.stream.requests import Beginning, DelayedRequests, RecordedRequests, Replay, Requests, replay
 
 STEADY = tuple(phase for phase in PHASES if phase.endswith(f"_{STEPS}"))
 # Of a step's micro-batches the first creates gradients, the second adds to them, and the third finds the same free
@@ -76,6 +76,14 @@ def run_requests(
             same length. There are as many steps as these need, but at least three.
     """
     return _recorded(spec, stage or stages_of(spec)[0], rank, lengths)
+
+
+def delayed_requests(spec: Spec, rank: int | None = None, lengths: tuple[int, ...] = ()) -> Requests:
+    """Return the requests of `run_requests` on a GPU that is as late as possible.
+
+    The host waits for it once a step, and where the engine does. Call it only if `waits_for_streams(spec)`.
+    """
+    return SimulatedRun(spec, DelayedRequests(), rank=rank, lengths=lengths).play()
 
 
 @lru_cache(maxsize=1)  # a run's timeline uses the requests of its verdict
@@ -245,6 +253,8 @@ class SimulatedRun:
             if phase == f"forward_{STEPS}":
                 self.steady_steps.append(self.requests.next_beginning())
             self.requests.begin(phase)
+            if phase.startswith("zero_grad"):  # programs that read the loss wait at least once a step
+                self.requests.wait()
             if phase == "optimizer":
                 trained = (self.weights.get(parameter) for parameter in self.ordered if parameter.trains)
                 self.engine.wrap([storages.popleft() for storages in trained if storages])

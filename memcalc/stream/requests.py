@@ -5,6 +5,7 @@ A step's requests do not depend on the allocator, so one list serves every setti
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
@@ -147,6 +148,10 @@ class Requests:
     `labels` has the label of each storage. The default is a buffer of the sharding engine.
     """
 
+    # Whether collectives of a process group end in the order in which they begin, as in NCCL; those of PyTorch's fake
+    # process group do not run. Of interest where `wait_for` has an effect.
+    collectives_in_order = True
+
     def __init__(self) -> None:
         self.stretches: list[RequestInterval] = []
         self.steady: list[Beginning] = []  # two steps that may repeat; the last one is the end of the run
@@ -255,6 +260,27 @@ class Requests:
             else:
                 self._script.append(~number)
 
+    def drop_used(self, numbers: Iterable[int], stream: int) -> None:  # noqa: ARG002 - of a stream that is on time
+        """Remove one owner of storages of a CUDA stream that another one still uses.
+
+        PyTorch frees such a block when an event of that stream is complete (Tensor.record_stream): here at once.
+
+        Args:
+            numbers: the storages.
+            stream: the stream that uses them.
+        """
+        self.drop(numbers)
+
+    def event(self, stream: int) -> int:  # noqa: ARG002
+        """Record an event on a stream, for `wait_for`."""
+        return 0
+
+    def wait_for(self, stream: int, event: int) -> None:
+        """Let the host wait for an event, and free what the stream used before it."""
+
+    def wait(self) -> None:
+        """Let the host wait for all streams."""
+
     # -- repeated requests ---------------------------------------------------------------------------------------------
 
     def mark(self) -> tuple[int, int]:
@@ -318,6 +344,42 @@ class Requests:
         pairs = [(~mine, ~theirs) for mine, theirs in zip(again, made, strict=False) if mine != theirs]
         alike = all(0 <= mine < before.storage and 0 <= theirs < after.storage for mine, theirs in pairs)
         return pairs if alike and len(pairs) == len([change for change in again if older < change < 0]) else None
+
+
+class DelayedRequests(Requests):
+    """The list of requests on a GPU that is as late as possible: work is complete only when the host waits for it.
+
+    Storages of `drop_used` are freed then. Until then a replay reserves other memory for what follows.
+
+    Args:
+        collectives_in_order: see `Requests`.
+    """
+
+    def __init__(self, *, collectives_in_order: bool = True) -> None:
+        super().__init__()
+        self.collectives_in_order = collectives_in_order
+        self._pending: dict[int, deque[int]] = {}  # storages that a stream uses, in order
+        self._freed: Counter[int] = Counter()  # how many of each stream the host has waited for
+
+    def drop_used(self, numbers: Iterable[int], stream: int) -> None:
+        """Remove one owner of each storage when the host next waits for the stream."""
+        self._pending.setdefault(stream, deque()).extend(numbers)
+
+    def event(self, stream: int) -> int:
+        """Return the number of storages that the stream has used so far."""
+        return self._freed[stream] + len(self._pending.get(stream, ()))
+
+    def wait_for(self, stream: int, event: int) -> None:
+        """Free the storages that the stream used before the event."""
+        pending = self._pending.get(stream, deque())
+        while self._freed[stream] < event:
+            self._freed[stream] += 1
+            self.drop((pending.popleft(),))
+
+    def wait(self) -> None:
+        """Free all storages of `drop_used`."""
+        for stream in self._pending:
+            self.wait_for(stream, self.event(stream))
 
 
 class AllocatorOverhead(NamedTuple):

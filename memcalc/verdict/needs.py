@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from math import ceil, floor
 from typing import NamedTuple
@@ -14,9 +14,9 @@ from memcalc.estimation.transient import peak_bytes
 from memcalc.layout.schedules import ORDERED
 from memcalc.layout.stages import Stage, stages_alike, stages_of, stages_that_matter
 from memcalc.ledger.verdict import Answer, RecordedErrors
-from memcalc.sharding.engines import ranks_to_replay
+from memcalc.sharding.engines import ranks_to_replay, waits_for_streams
 from memcalc.simulation.batch_lengths import orders_of
-from memcalc.simulation.simulated_run import run_requests, unsupported_reason
+from memcalc.simulation.simulated_run import delayed_requests, run_requests, unsupported_reason
 from memcalc.spec.hardware.gpus import GpuSpec, find_gpu
 from memcalc.spec.model_families.transformers_fallback import reject_without_formulas
 from memcalc.spec.spec import Spec
@@ -38,6 +38,7 @@ class MemoryNeed(NamedTuple):
         replay_finishes: whether its replay finishes, ignoring errors; None without a GPU or a replay.
         orders: the least and the most that the replayed orders of batch lengths need for the allocator, each what it
             reserves on a GPU that is large enough; None: all batches have the same length.
+        late_bytes: the most that a replay reserves with CUDA streams that are late; 0: blocks wait for no stream.
     """
 
     reserved_bytes: int
@@ -47,6 +48,7 @@ class MemoryNeed(NamedTuple):
     on_gpu: Answer | None
     replay_finishes: bool | None
     orders: tuple[int, int] | None = None
+    late_bytes: int = 0
 
     @property
     def least_reserved_bytes(self) -> int:
@@ -55,7 +57,7 @@ class MemoryNeed(NamedTuple):
 
     @property
     def most_reserved_bytes(self) -> int:
-        """The most that one of the replayed orders of batch lengths reserves."""
+        """The most that one of the replayed orders of batch lengths reserves, with streams on time."""
         return self.reserved_bytes if self.orders is None else self.orders[1]
 
     @property
@@ -71,7 +73,7 @@ class MemoryNeed(NamedTuple):
     @property
     def high_bytes(self) -> int:
         """The upper end of the interval of device memory."""
-        return self.outside_bytes + ceil(self.most_reserved_bytes * (1 + self.errors.high))
+        return self.outside_bytes + ceil(max(self.most_reserved_bytes, self.late_bytes) * (1 + self.errors.high))
 
 
 def least_bytes(spec: Spec, gpu: GpuSpec | None, limit: int | None = None) -> int:
@@ -154,14 +156,18 @@ def gets_through(spec: Spec, gpu: GpuSpec) -> bool:
 
 @lru_cache(maxsize=8)
 def _replay_on(
-    spec: Spec, stage: Stage, rank: int | None, room: int | None, lengths: tuple[int, ...] = ()
+    spec: Spec, stage: Stage, rank: int | None, room: int | None, lengths: tuple[int, ...] = (), *, late: bool = False
 ) -> Replay | None:
-    """Return the replay of a rank's run with a given memory for the allocator; None: it runs out of memory."""
+    """Return the replay of a rank's run with a given memory for the allocator; None: it runs out of memory.
+
+    `late`: with CUDA streams that are as late as possible.
+    """
     training = spec.training
+    requests = delayed_requests(spec, rank, lengths) if late else run_requests(spec, stage, rank, lengths)
     capacity = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu).usable_bytes
     version = training.torch_version.removeprefix("v")
     try:
-        return replay(run_requests(spec, stage, rank, lengths), training.alloc_conf, version, room, capacity)
+        return replay(requests, training.alloc_conf, version, room, capacity)
     except OutOfMemory:
         return None
 
@@ -237,29 +243,61 @@ def _badness(need: MemoryNeed) -> tuple[int, int]:
 
 
 def _replayed_rank(spec: Spec, gpu: GpuSpec | None, stage: Stage, rank: int | None = None) -> MemoryNeed | None:
-    """Return the need of a rank by replay; None: see `_replayed_order`.
-
-    Batches of different lengths are replayed in several orders. Their run certainly finishes if each of these does, and
-    certainly fails if none of them finishes. Its best estimate is that of batches of one length.
-    """
+    """Return the need of a rank by replay; None: see `_replayed_order`."""
     on = partial(_replay_on, spec, stage, rank)
     need = _replayed_order(spec, gpu, stage, on)
-    orders = orders_of(spec)
-    if need is None or not orders or _is_beyond(spec, gpu, stage, need.errors):
+    if need is None or _is_beyond(spec, gpu, stage, need.errors):
         return need
-    others = [partial(on, lengths=lengths) for lengths in orders]
-    found = [need, *(each for order in others if (each := _replayed_order(spec, gpu, stage, order)) is not None)]
+    orders = [partial(on, lengths=lengths) for lengths in orders_of(spec)]
+    if orders:
+        others = [each for order in orders if (each := _replayed_order(spec, gpu, stage, order)) is not None]
+        need = _of_all_orders(need, others, gpu, [on, *orders])
+    if waits_for_streams(spec) and need.on_gpu != "does-not-fit":
+        found = [order(None, late=True) for order in (on, *orders)]
+        need = _with_late_streams(need, [each.reserved_bytes for each in found if each is not None], gpu)
+    return need
+
+
+def _of_all_orders(
+    need: MemoryNeed,
+    others: Sequence[MemoryNeed],
+    gpu: GpuSpec | None,
+    orders: Sequence[Callable[[int | None], Replay | None]],
+) -> MemoryNeed:
+    """Return the need of a run with batches of different lengths, from replays in several orders.
+
+    It certainly finishes if each of these does, and certainly fails if none of them finishes. Its best estimate is that
+    of batches of one length.
+    """
+    found = [need, *others]
     reserved = [each.reserved_bytes for each in found]
     agree = len({each.on_gpu for each in found}) == 1
     if gpu is not None and not agree:  # of orders that do not finish not what they would reserve, but what they need
         room = gpu.usable_bytes - need.outside_bytes
         finish = [each.reserved_bytes for each in found if each.replay_finishes]
-        reserved = [*finish, *(_least_room(order, room) for order in (on, *others) if order(room) is None)]
+        reserved = [*finish, *(_least_room(order, room) for order in orders if order(room) is None)]
     return need._replace(
         on_gpu=need.on_gpu if agree else "unknown",
         replay_finishes=None if gpu is None else all(each.replay_finishes for each in found),
         orders=(min(reserved), max(reserved)),
     )
+
+
+def _with_late_streams(need: MemoryNeed, late: Sequence[int], gpu: GpuSpec | None) -> MemoryNeed:
+    """Return the need of a run that frees blocks which other CUDA streams still use.
+
+    A GPU is between two bounds: blocks are free at once, as in `need`, or as late as possible. A run that only fits
+    with the first may fail: a full GPU waits for the streams, but its free blocks are then in other places.
+
+    Args:
+        need: with streams on time.
+        late: bytes that replays with late streams reserve.
+        gpu: the GPU.
+    """
+    found = need._replace(late_bytes=max(late, default=0))
+    if gpu is not None and found.on_gpu == "fits" and found.high_bytes > gpu.usable_bytes:
+        return found._replace(on_gpu="unknown")
+    return found
 
 
 def errors_of(spec: Spec) -> RecordedErrors:
