@@ -243,7 +243,7 @@ def compared(run: Recorded) -> Compared:
 def compared_late(run: Recorded) -> Compared:
     """A record with delayed events, with the replay of its run with late streams.
 
-    The records' process group is PyTorch's fake one, whose collectives do not run, so none waits for another.
+    The records' process group is PyTorch's fake one: its collectives do not run, so none waits for another.
     """
     late = replay(SimulatedRun(run.spec, DelayedRequests(collectives_in_order=False), rank=0).play())
     return Compared(run, late.reserved_bytes, None)
