@@ -97,8 +97,8 @@ class BlockStructure(NamedTuple):
 
     def as_read_by_head(self) -> BlockStructure:
         """Return the structure without options that the LM head does not depend on, so its tape is compiled once."""
-        padding = self.masks.padding
-        return self if padding == "none" else self._replace(masks=self.masks._replace(padding="none"))
+        masks = self.masks._replace(padding="none", window_of_sequences=False)
+        return self if masks == self.masks else self._replace(masks=masks)
 
     def as_read_by_others(self) -> BlockStructure:
         """Return the structure of other parts, which depend only on whether the loss has several chunks."""

@@ -9,6 +9,8 @@ from memcalc.spec.model import ModelSpec
 from memcalc.spec.spec import Spec
 from memcalc.spec.towers import makes_masks
 
+PASS_MASKS = ("trainer", "sft", "dpo", "kto", "orpo", "reward", "llama-factory")  # frameworks with such collators
+
 
 def has_mask(spec: Spec, layer: int) -> bool:
     """Return whether a layer, counted from 0, attends under a mask: of padded sequences, or of its window."""
@@ -28,6 +30,19 @@ def has_padding_mask(spec: Spec) -> bool:
     ):
         return False
     return training.attention != "eager"
+
+
+def passes_mask(spec: Spec) -> bool:
+    """Return whether the program passes a mask of the tokens of each sequence to the model, even if none is padding.
+
+    The collators of transformers and of TRL do (data/data_collator.py, pad_without_fast_tokenizer_warning; TRL 1.16
+    trainer/sft_trainer.py, DataCollatorForLanguageModeling), unless batches are one row without padding. Full causal
+    attention ignores a mask of ones; windows combine it with their own (masking_utils.py since 4.53).
+    """
+    training = spec.training
+    if training.implementation != "huggingface" or spec.inference is not None or training.padding_free:
+        return False
+    return training.padding_mask == "boolean" or training.framework in PASS_MASKS
 
 
 def masks_images(model: ModelSpec) -> bool:

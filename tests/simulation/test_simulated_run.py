@@ -354,6 +354,25 @@ def test_a_padding_mask_has_the_size_of_the_batch_only_once() -> None:
     assert [size for size in before if size in (s * s, b * s, b * s * s)] == [s * s, s * s, b * s, b * s * s]
 
 
+@pytest.mark.parametrize(("words", "sizes"), [((), "ssss"), (("framework=trainer",), "sssstB")])
+def test_a_mask_of_windows_is_one_of_each_sequence_if_the_program_passes_a_mask(
+    words: tuple[str, ...], sizes: str
+) -> None:
+    """Bytes: (s, s) in the window, and, not behind, and; of tokens (b, s); then one of each sequence (b, s, s).
+
+    Recorded: transformers 5.23's Trainer on blocks of one length, with a mask of ones (masking_utils.py). memcalc's own
+    step passes none.
+    """
+    b, s = 4, 1024
+    spec = memcalc.load("gemma-3-1b", "implementation=huggingface", f"b={b}", f"s={s}", *words)
+    script = next(stretch.script for stretch in run_requests(spec).stretches if stretch.phase == "forward_1")
+    names = {s * s: "s", b * s: "t", b * s * s: "B"}
+
+    found = "".join(names.get(size, "") for size in script)
+    assert found.startswith(sizes)
+    assert ("tB" in found[: len("sssstB")]) == ("tB" in sizes)
+
+
 def test_a_4_bit_base_is_loaded_in_the_order_of_names() -> None:
     """transformers 5: mlp.down_proj before mlp.gate_proj, up_proj and self_attn.k_proj; 4.57: in that of modules."""
     words = ("framework=trainer", "implementation=huggingface", "finetune=qlora", "lora.rank=8", "dtype=bf16")

@@ -170,7 +170,8 @@ class Family:
             )
             self.name_mask(mask.storage, "all")
         if c.masks.window:
-            mask = self.window_truth("window mask", self.window_mask, SharedTable("window mask", windows=True))
+            windows, table = c.masks.window_of_sequences, SharedTable("window mask", windows=True)
+            mask = self.window_truth("window mask", self.window_mask, table, of_sequences=windows)
             self.name_mask(mask.storage, "windows")
 
     def write_rotary_tables(self) -> None:
@@ -224,8 +225,17 @@ class Family:
         self.tape.still_referenced(*counted)
         return both
 
-    def window_truth(self, name: str, shape: Shape | None = None, table: SharedTable | None = None) -> Tensor:
-        """Return a mask, true where a key is in the query's window and not after it (masking_utils.py, and_masks)."""
+    def window_truth(
+        self, name: str, shape: Shape | None = None, table: SharedTable | None = None, *, of_sequences: bool = False
+    ) -> Tensor:
+        """Return a mask, true where a key is in the query's window and not after it (masking_utils.py, and_masks).
+
+        Args:
+            name: the mask's.
+            shape: the mask's; None: queries by keys.
+            table: what all layers share; None: the mask alone.
+            of_sequences: also with the mask of each sequence's tokens (padding_mask_function).
+        """
         ops, shape = self.ops, shape or ("s", self.c.keys)
         if self.c.cache is not None:
             return self.shared_table(name, shape, "bool", table=table)
@@ -234,7 +244,12 @@ class Family:
         inside = ops.table(f"{name}: in the window", shape, "bool", of=(edge, counted[1]))
         first = ops.table(f"{name}: in the window, and allowed", shape, "bool", of=(inside,))
         causal = ops.table(f"{name}: not behind", shape, "bool", of=counted)
-        both = self.shared_table(name, shape, "bool", first, causal, table=table)
+        if of_sequences:
+            allowed = ops.table(f"{name}: in the window, and not behind", shape, "bool", of=(first, causal))
+            tokens = ops.table(f"{name}: of tokens", ("b", self.c.keys), "bool", of=counted[1:])
+            both = self.shared_table(name, self.mask_of_sequences, "bool", allowed, tokens, table=table)
+        else:
+            both = self.shared_table(name, shape, "bool", first, causal, table=table)
         self.tape.still_referenced(*counted)
         return both
 

@@ -24,7 +24,14 @@ class Llama4(Llama):
     router_logits: tuple[Tensor, ...] = ()
     temperatures: tuple[Tensor, ...] = ()  # and the positions that they are computed from
 
-    def window_truth(self, name: str, shape: Shape | None = None, table: SharedTable | None = None) -> Tensor:  # noqa: ARG002
+    def window_truth(
+        self,
+        name: str,
+        shape: Shape | None = None,  # noqa: ARG002 - chunks are of each sequence
+        table: SharedTable | None = None,
+        *,
+        of_sequences: bool = False,  # noqa: ARG002
+    ) -> Tensor:
         """A mask, true where a key is in the query's chunk and not after it (masking_utils.py, chunked_overlay)."""
         ops, counted, chunks = self.ops, self._counted(name), []
         for of in ("keys", "queries"):

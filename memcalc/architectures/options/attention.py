@@ -8,7 +8,7 @@ from memcalc.architectures.options.layers import has_dropout
 from memcalc.layout.adapters import adapters_of
 from memcalc.layout.sequence_sharding import has_ring_attention
 from memcalc.spec.hardware.kernels import FLASH_LARGEST_HEAD, kernel_for_heads
-from memcalc.spec.layers import fills_windows, has_padding_mask, masks_images, windows_among
+from memcalc.spec.layers import fills_windows, has_padding_mask, masks_images, passes_mask, windows_among
 from memcalc.spec.spec import Spec
 
 FLASH_HEAD_MULTIPLE = 8  # the flash kernel needs a head_dim that is a multiple of this, and PyTorch pads others
@@ -139,6 +139,7 @@ class MaskOptions(NamedTuple):
     """Sliding windows of layers, and the masks that the model creates for all of them."""
 
     window: bool  # one for layers with a window shorter than the sequence
+    window_of_sequences: bool  # it is one of each sequence: the program passes a mask of its tokens
     padding: str  # `training.padding_mask`, where layers use it
     has_windows: bool  # some layers have a sliding window
     has_full_attention: bool  # some layers have no sliding window
@@ -150,6 +151,7 @@ def masks_of(spec: Spec) -> MaskOptions:
     has_windows, has_full_attention = windows_among(model) if theirs else (False, True)
     return MaskOptions(
         window=theirs and (fills_windows(spec) or (masks_images(model) and has_padding_mask(spec))),
+        window_of_sequences=fills_windows(spec) and passes_mask(spec),
         padding=_padding_mask(spec),
         has_windows=has_windows,
         has_full_attention=has_full_attention,
