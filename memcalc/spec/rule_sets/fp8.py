@@ -83,8 +83,7 @@ def _options(spec: Spec) -> Iterator[Violation]:
         yield Violation(
             ("training", "fp8_params"),
             f"fp8_params = true needs implementation = megatron, not {training.implementation}: torchao's weights stay "
-            "in 16 "
-            "or 32 bits.",
+            "in 16 or 32 bits.",
             "Set fp8_params: false, or implementation: megatron.",
         )
     elif training.fp8_params and not parallelism.zero_stage:
@@ -106,8 +105,7 @@ def _options(spec: Spec) -> Iterator[Violation]:
         yield Violation(
             ("training", "fp8_all_gather"),
             f"fp8_all_gather = true needs FSDP2 on several ranks, but engine = {parallelism.engine} and data_parallel "
-            "= "
-            f"{parallelism.data_parallel}.",
+            f"= {parallelism.data_parallel}.",
             "Set fp8_all_gather: false, or engine: fsdp2 and data_parallel: 2 or more.",
         )
 
@@ -149,8 +147,7 @@ def float8_rules(spec: Spec) -> Iterator[Violation]:
         yield Violation(
             KEY,
             f"fp8 = {training.fp8} is not modelled with finetune = {training.finetune}, which puts adapters on "
-            "torchao's "
-            "layers.",
+            "torchao's layers.",
             "Set fp8: none, or finetune: full.",
         )
     if spec.model.tie_word_embeddings and not skips(spec, "lm_head"):
