@@ -17,8 +17,6 @@ from memcalc.report.screens.verdict import error_bars, subject
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
 from memcalc.units import Unit, format_bytes, format_number
 
-SCHEMA_VERSION = 2  # schema version of `recompute` for a run; a chain file has no verdict, and keeps 1
-
 
 def draw_planning(screen: Screen, planning: RecomputeResult, unit: Unit, checked: list[DeviceVerification]) -> None:
     """Draw the screen of `memcalc recompute`."""
