@@ -69,7 +69,7 @@ class TrainingRun:
         self.copies: Copies | None = None
         self.has_old_gradients = False  # gradients of the previous step
         self.optimizer: torch.optim.Optimizer | None = None
-        self.average: Average | None = None
+        self.average: Averaged | AveragedInFp32 | None = None
         self.given = inputs
         self.inputs: tuple[Any, Any] | None = None  # token ids and labels; else all arguments of forward, and None
         self.logits: Any = None  # or an output object that contains them
@@ -254,18 +254,9 @@ def _ranks_of(tensor: Tensor) -> int:
 DECAY = 0.999
 
 
-class Average(Protocol):
-    """A moving average of the weights."""
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        """Tensors of the average."""
-
-    def update(self) -> None:
-        """Move the average towards the current weights."""
-
-
-def build_average(training: TrainingSpec, module: nn.Module, optimized: list[nn.Parameter]) -> Average | None:
+def build_average(
+    training: TrainingSpec, module: nn.Module, optimized: list[nn.Parameter]
+) -> Averaged | AveragedInFp32 | None:
     """Return the moving average that the spec requests; None if it requests none."""
     if training.ema == "none":
         return None
@@ -281,11 +272,11 @@ class Averaged:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """See `Average`."""
+        """Tensors of the average."""
         return [*self.model.parameters(), *self.model.buffers()]
 
     def update(self) -> None:
-        """See `Average`."""
+        """Move the average towards the current weights."""
         self.model.update_parameters(self.module)
 
 
@@ -298,7 +289,7 @@ class AveragedInFp32:
 
     @torch.no_grad()
     def update(self) -> None:
-        """See `Average`."""
+        """Move the average towards the current weights."""
         if self.optimized[0].dtype == torch.float32:
             torch._foreach_lerp_(self.tensors, list(self.optimized), 1 - DECAY)
             return
