@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -122,7 +123,7 @@ def maximum(what: str, spec: Spec) -> Maximum:
         run = allowed(value)
         return run is not None and is_expected_to_fit(run)
 
-    now = _place(scale.ladder, scale.now)
+    now = bisect_right(scale.ladder, scale.now) - 1
     start, step = max(0, now), 1
     if can_replay(spec):
         start = _admitted(scale.ladder, allowed, start)
@@ -163,18 +164,6 @@ def _admitted(ladder: Sequence[int], allowed: Callable[[int], Spec | None], star
         return run is not None and not is_hopeless(run)
 
     return max(0, bracket_and_bisect(len(ladder), admits, start))
-
-
-def _place(ladder: Sequence[int], value: int) -> int:
-    """Return the last index with a value up to this one; -1 if there is none."""
-    low, high = -1, len(ladder)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if ladder[middle] <= value:
-            low = middle
-        else:
-            high = middle
-    return low
 
 
 def _micro_batches(spec: Spec) -> Scale:

@@ -10,6 +10,7 @@ from memcalc.measuring.measurement import DONE, MeasuredDevice
 from memcalc.measuring.result import gpu_named
 from memcalc.spec.loading import load
 from memcalc.spec.spec import Spec
+from memcalc.units import largest_that_fits
 
 MOST = 4096  # sequences; no GPU has memory for more
 STEPS = 2  # the second step has the optimizer states
@@ -88,16 +89,7 @@ def traced(spec: Spec, device: MeasuredDevice, most: int, alloc_conf: str = "") 
         found = trace(larger, STEPS, alloc_conf=alloc_conf)
         return found.result.fits is True
 
-    low, high = 0, most + 1
-    at, stride = most, 1
-    while high - low > 1:
-        if fits(at):
-            low = at
-        else:
-            high = at
-        at = max(1, high - stride) if low == 0 else (low + high) // 2
-        stride *= 2
-    return low
+    return largest_that_fits(fits, most, most)
 
 
 def estimated(spec: Spec, room: int) -> int | None:
