@@ -15,12 +15,9 @@ from memcalc.recomputation.config_chain import ConfigChain, chain_of
 from memcalc.recomputation.evaluation import evaluate
 from memcalc.recomputation.plan import Plan, depth
 from memcalc.recomputation.search import MOST, JudgedPlan, PlanJudge, PlanSearch, Proposal
-from memcalc.recomputation.strategies.every_k import best_k
-from memcalc.recomputation.strategies.every_layer import every_layer
 from memcalc.recomputation.strategies.lowest_peak import smallest
-from memcalc.recomputation.strategies.none import save_everything
 from memcalc.recomputation.strategies.optimal import OptimalPlan, optimal
-from memcalc.recomputation.strategies.square_root import square_root
+from memcalc.recomputation.strategies.rules import best_k, every_layer, save_everything, square_root
 from memcalc.recomputation.throughput import slow_down
 from memcalc.spec.recompute_plan import DEEPEST
 from memcalc.spec.spec import Spec

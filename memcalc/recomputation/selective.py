@@ -11,8 +11,8 @@ from memcalc.recomputation.config_chain import ConfigChain, chain_of
 from memcalc.recomputation.evaluation import evaluate
 from memcalc.recomputation.plan import Plan, segmented
 from memcalc.recomputation.search import Proposal
-from memcalc.recomputation.strategies.every_layer import every_layer
 from memcalc.recomputation.strategies.optimal import OptimalPlan
+from memcalc.recomputation.strategies.rules import every_layer
 from memcalc.spec.matmuls import layer_matmuls, saves_matmuls
 from memcalc.spec.spec import Spec
 

@@ -13,9 +13,9 @@ from memcalc.recomputation.config_chain import ConfigChain, chain_of, with_recom
 from memcalc.recomputation.evaluation import evaluate
 from memcalc.recomputation.plan import Plan, all_saved
 from memcalc.recomputation.search import CLOSE, MOST, TRIES, JudgedPlan, PlanJudge, PlanSearch, Proposal
-from memcalc.recomputation.strategies.every_layer import every_layer
 from memcalc.recomputation.strategies.lowest_peak import smallest
 from memcalc.recomputation.strategies.optimal import OptimalPlan, optimal
+from memcalc.recomputation.strategies.rules import every_layer
 from memcalc.spec.limits import Limit
 from memcalc.spec.origin import Origin
 from memcalc.spec.spec import Spec
