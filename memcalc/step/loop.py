@@ -13,15 +13,14 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from memcalc.errors import MemcalcError
 from memcalc.ledger.component import Component
 from memcalc.spec.spec import Spec
-from memcalc.spec.training import TrainingSpec
 from memcalc.step.causal_lm import CausalLM, build
+from memcalc.step.ema import Average, build_average
 from memcalc.step.host import HOST, saving
 from memcalc.step.meta_modules import place_inputs, tensors_in
 from memcalc.step.optimizers import build_optimizer, hidden_matrices, state_tensors
@@ -69,7 +68,7 @@ class TrainingRun:
         self.copies: Copies | None = None
         self.has_old_gradients = False  # gradients of the previous step
         self.optimizer: torch.optim.Optimizer | None = None
-        self.average: Averaged | AveragedInFp32 | None = None
+        self.average: Average | None = None
         self.given = inputs
         self.inputs: tuple[Any, Any] | None = None  # token ids and labels; else all arguments of forward, and None
         self.logits: Any = None  # or an output object that contains them
@@ -249,49 +248,3 @@ def _ranks_of(tensor: Tensor) -> int:
     """Return the number of ranks that a tensor is sharded over: fewer for a gathered DTensor, 1 for other tensors."""
     mesh = getattr(tensor, "device_mesh", None)
     return 1 if mesh is None else mesh.size()
-
-
-DECAY = 0.999
-
-
-def build_average(
-    training: TrainingSpec, module: nn.Module, optimized: list[nn.Parameter]
-) -> Averaged | AveragedInFp32 | None:
-    """Return the moving average that the spec requests; None if it requests none."""
-    if training.ema == "none":
-        return None
-    return Averaged(module) if training.ema == "weights" else AveragedInFp32(optimized)
-
-
-class Averaged:
-    """Average in the dtype of the model."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-        self.model = AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(DECAY))  # type: ignore[no-untyped-call]
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        """Tensors of the average."""
-        return [*self.model.parameters(), *self.model.buffers()]
-
-    def update(self) -> None:
-        """Move the average towards the current weights."""
-        self.model.update_parameters(self.module)
-
-
-class AveragedInFp32:
-    """fp32 average of the optimizer's parameters. Parameters in another dtype are cast one at a time."""
-
-    def __init__(self, optimized: list[nn.Parameter]) -> None:
-        self.optimized = optimized
-        self.tensors = [parameter.detach().to(torch.float32, copy=True) for parameter in optimized]
-
-    @torch.no_grad()
-    def update(self) -> None:
-        """Move the average towards the current weights."""
-        if self.optimized[0].dtype == torch.float32:
-            torch._foreach_lerp_(self.tensors, list(self.optimized), 1 - DECAY)
-            return
-        for average, parameter in zip(self.tensors, self.optimized, strict=True):
-            average.lerp_(parameter.float(), 1 - DECAY)
