@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 from memcalc.errors import InputError, NotWritten
+from memcalc.text import json_safe
 
 # Most bytes of a config, and of other text files: settings, suites, scripts. Real files have a few thousand.
 MOST_CONFIG_BYTES = 4_000_000
@@ -140,6 +141,13 @@ def write_text(path: str | Path, text: str) -> None:
     with writing(path) as file:
         # File names in the text may contain bytes that are not UTF-8.
         file.write(text.encode("utf-8", "replace"))
+
+
+def write_json(path: str | Path, document: Any) -> None:
+    """Write a document as a JSON file of one line; raises as `write_text`."""
+    import json  # most commands write none
+
+    write_text(path, json_safe(json.dumps(document, ensure_ascii=False)) + "\n")
 
 
 @contextmanager

@@ -5,10 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Protocol, TypeVar
-
-T = TypeVar("T")
+from typing import Protocol
 
 EVERY = 4096  # items between two calls, enough to make the cost of a call negligible
 
@@ -26,15 +23,3 @@ class Progress(Protocol):
 
 def silent(what: str, done: int, total: int | None = None) -> None:
     """Ignore progress."""
-
-
-def counted(items: Iterable[T], what: str, progress: Progress, total: int | None = None) -> Iterator[T]:
-    """Yield the items; report progress before the first item, after every `EVERY` items, and after the last."""
-    progress(what, 0, total)
-    number = 0
-    for number, item in enumerate(items, start=1):
-        yield item
-        if number % EVERY == 0:
-            progress(what, number, total)
-    if number % EVERY or not number:
-        progress(what, number, total)

@@ -6,6 +6,7 @@ GiB is 2^30 bytes and GB is 10^9 bytes; nothing here mixes the two.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Literal
 
 from memcalc.errors import InputError
@@ -101,3 +102,25 @@ def divisors(number: int) -> list[int]:
     if rest > 1:
         found += [each * rest for each in found]
     return sorted(found)
+
+
+def largest_that_fits(fits: Callable[[int], bool], most: int, start: int = 1) -> int:
+    """Return a number from 1 to `most` that fits while the next one does not; 0 if not even 1 fits.
+
+    The search goes outward from `start` in steps that double, then bisects.
+    """
+    low, high = 0, most + 1
+    at, stride = max(start, 1), 1
+    while high - low > 1:
+        if fits(at):
+            low = at
+        else:
+            high = at
+        if high > most:
+            at = min(low + stride, most)
+        elif low == 0:
+            at = max(high - stride, 1)
+        else:
+            at = (low + high) // 2
+        stride *= 2
+    return low

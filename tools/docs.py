@@ -37,7 +37,7 @@ from memcalc.errors import DoesNotFit, InputError, OutOfMemory, Unavailable  # n
 from memcalc.frameworks.releases import RELEASES  # noqa: E402
 from memcalc.importers.registry import FRAMEWORKS  # noqa: E402
 from memcalc.ledger.component import Component  # noqa: E402
-from memcalc.ledger.phases import SETUP_PHASES, STEP_PHASES  # noqa: E402
+from memcalc.ledger.row_drafts import SETUP_PHASES, STEP_PHASES  # noqa: E402
 from memcalc.report import labels  # noqa: E402
 from memcalc.spec.fields import BLOCKS, NESTED, SYMBOLS  # noqa: E402
 from memcalc.spec.hardware.gpus import all_gpus  # noqa: E402

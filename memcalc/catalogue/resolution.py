@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import re
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from memcalc.catalogue.hub import HubUnreachable, can_download, download_config, is_offline
-from memcalc.catalogue.hub_cache import cached_config
 from memcalc.catalogue.shipped import CatalogueEntry, find_shipped, search_shipped, shipped_ids
 from memcalc.errors import InputError
 from memcalc.extras import installation
-from memcalc.files import read_text
+from memcalc.files import is_file, read_text
 
 # huggingface_hub 2.4, utils/_validators.py: letters, digits, ., - and _, at most 96 characters in each part.
 _HUB_ID = re.compile(r"(?!.*(?:--|\.\.))[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)
@@ -138,3 +139,35 @@ def _parsed(text: str, hub_id: str) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise InputError("its config.json is not a JSON object.", "Download it again.", hub_id)
     return config
+
+
+# config.json files in the local hub cache, read without huggingface_hub.
+# A cache has one directory per model (huggingface_hub 2.4, file_download.py, repo_folder_name): `models--ORG--
+# NAME/refs/main` holds the commit, `models--ORG--NAME/snapshots/COMMIT/config.json` the file.
+
+_COMMIT = 40  # hexadecimal digits
+
+
+def cache_folder() -> Path:
+    """Return huggingface_hub's cache: HF_HUB_CACHE, else HF_HOME/hub, else ~/.cache/huggingface/hub."""
+    named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    if named:
+        return Path(named).expanduser()
+    home = os.environ.get("HF_HOME")
+    if home:
+        return Path(home).expanduser() / "hub"
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(cache).expanduser() / "huggingface" / "hub"
+
+
+def cached_config(hub_id: str) -> Path | None:
+    """Return the config.json of a model's main branch in the local hub cache; None: it is not cached."""
+    folder = cache_folder() / f"models--{hub_id.replace('/', '--')}"
+    reference = folder / "refs" / "main"
+    if not is_file(reference):
+        return None
+    commit = read_text(reference).strip()
+    if len(commit) != _COMMIT or not all(digit in "0123456789abcdef" for digit in commit):
+        return None
+    config = folder / "snapshots" / commit / "config.json"
+    return config if is_file(config) else None

@@ -80,6 +80,5 @@ def _distributed() -> Any:
     except ImportError:
         raise Unavailable(
             f"--scheduler needs Dask, which is not installed. Run: {installation('cluster')}. Without --scheduler "
-            "cells run "
-            "in processes of this machine."
+            "cells run in processes of this machine."
         ) from None

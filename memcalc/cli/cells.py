@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from memcalc.cli.trace_output import reject_options
 from memcalc.errors import InputError
-from memcalc.files import write_text
-from memcalc.text import json_safe
+from memcalc.files import write_json, write_text
 from memcalc.units import Unit, format_bytes
 
 if TYPE_CHECKING:
@@ -149,7 +147,7 @@ def show_cells(cells: GridCells, file: Path, form: str, unit: Unit, outputs: Seq
     for path in outputs:
         with files.writing():
             if path.suffix.lower() == ".json":
-                write_text(path, json_safe(json.dumps(cells_document(cells), ensure_ascii=False)) + "\n")
+                write_json(path, cells_document(cells))
             else:
                 write_text(path, cells_csv(cells) + "\n")
     if form == "json":

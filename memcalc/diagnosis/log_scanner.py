@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from memcalc.diagnosis.log_prefixes import split_prefix, squeezed, without_colors
@@ -20,7 +20,6 @@ from memcalc.diagnosis.parsers.catalogue import (
     read_message,
 )
 from memcalc.diagnosis.report import OutOfMemoryReport
-from memcalc.diagnosis.tracebacks import phase_of
 
 _REMEMBERED = 600  # characters before a head that may be needed to recognize it: two wrapped lines
 _MOST_LINES = 64  # of one message; the longest list the processes of a whole node
@@ -206,3 +205,48 @@ class Scanner:
                 phase = "" if head.fragment else voice.phase
                 yield replace(report, line=voice.line, sources=speakers, phase=phase)
             voice.head = None
+
+
+# The innermost frame with a phase decides: a loss is computed inside forward, a weight is gathered inside backward.
+# Files and functions of PyTorch, transformers, accelerate and DeepSpeed.
+_FILES = (
+    ("torch/optim/", "optimizer_step"),
+    ("torch/autograd/", "backward"),
+    ("torch/nn/modules/loss.py", "loss"),
+    ("loss_utils.py", "loss"),
+    ("torch/utils/checkpoint.py", "forward"),
+)
+_FUNCTIONS = {
+    "cross_entropy": "loss",
+    "log_softmax": "loss",
+    "ForCausalLMLoss": "loss",
+    "backward": "backward",
+    "step": "optimizer_step",
+    "_apply": "model",
+    "load_state_dict": "model",
+    "from_pretrained": "model",
+    "forward": "forward",
+    "_call_impl": "forward",
+}
+_OUTERMOST = ("backward", "optimizer_step")  # recomputation runs forward inside backward
+
+
+def phase_of(frames: Iterable[tuple[str, str]]) -> str:
+    """Return "forward", "loss", "backward", "optimizer_step" or "model"; "" if the frames do not show the phase.
+
+    Args:
+        frames: file and function of each frame, outermost first.
+    """
+    phases = [phase for phase in (_phase(*frame) for frame in frames) if phase]
+    for phase in phases:
+        if phase in _OUTERMOST:
+            return phase
+    return phases[-1] if phases else ""
+
+
+def _phase(file: str, function: str) -> str:
+    path = file.replace("\\", "/")
+    for part, phase in _FILES:
+        if part in path:
+            return phase
+    return _FUNCTIONS.get(function, "")

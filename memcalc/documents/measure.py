@@ -134,7 +134,7 @@ def suite_document(outcome: SuiteOutcome) -> SuiteDocument:
         "measured_now": outcome.fresh,
         "errors": _errors(summary(outcome.records)),
         "largest_batch": [
-            {"run": search.overrides, "predicted": search.predicted, "found": search.largest}
+            {"run": search.overrides, "predicted": search.predicted, "found": search.found}
             for search in outcome.largest
         ],
         "not_measured": [{"run": words, "reason": why} for words, why in outcome.refused],

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from memcalc.errors import InputError
 from memcalc.estimation.host_memory import host_rows
 from memcalc.estimation.limits import limits_of
-from memcalc.estimation.sliding_windows import window_notes
 from memcalc.estimation.transient import transient_rows
 from memcalc.layout.parameters import buffer_elements
 from memcalc.layout.peft_parameters import all_parameters, trainable_parameters
@@ -20,6 +19,7 @@ from memcalc.ledger.textbook import textbook
 from memcalc.spec.finetuning import names_without_layer
 from memcalc.spec.hardware.gpus import GpuSpec, find_gpu
 from memcalc.spec.hardware.kernels import missing_units
+from memcalc.spec.layers import fills_windows
 from memcalc.spec.model_families.transformers_fallback import reject_without_formulas
 from memcalc.spec.spec import Spec
 from memcalc.states.model_states import state_rows
@@ -157,4 +157,14 @@ def assumption_notes(spec: Spec) -> Iterator[str]:
         yield (
             f"assumed: {each.choice}: {each.taken}; with {each.otherwise} the peak is {each.share:.1%} "
             f"({each.moved_bytes:,} bytes) lower. Set it with --set {each.setting}=."
+        )
+
+
+def window_notes(spec: Spec) -> Iterator[str]:
+    """Yield a note that transformers' sdpa applies sliding windows with masks."""
+    if fills_windows(spec):
+        yield (
+            f"sequence_length = {spec.training.sequence_length} fills the window of {spec.model.sliding_window} "
+            "tokens: transformers' sdpa then passes a mask to PyTorch, which rules out flash attention. With "
+            "flash_attention_2 (attention_windows: kernel) there is no mask."
         )

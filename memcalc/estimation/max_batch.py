@@ -7,6 +7,7 @@ from math import inf
 
 from memcalc.ledger.result import LargestBatchAndContext
 from memcalc.spec.spec import Spec
+from memcalc.units import largest_that_fits
 
 MOST_SEQUENCES = 2**20
 MOST_TOKENS = 2**24
@@ -36,8 +37,10 @@ def largest(spec: Spec, possible: Callable[[Spec], bool], left: Callable[[Spec],
     def prompts(value: int) -> Spec:
         return with_sizes(spec, prompt_length=value)
 
-    batch = _most_below(lambda value: left(batches(value)), _most(lambda n: possible(batches(n)), MOST_SEQUENCES))
-    prompt = _most_below(lambda value: left(prompts(value)), _most(lambda n: possible(prompts(n)), most_tokens))
+    most_sequences = largest_that_fits(lambda value: possible(batches(value)), MOST_SEQUENCES)
+    admitted = largest_that_fits(lambda value: possible(prompts(value)), most_tokens)
+    batch = _most_below(lambda value: left(batches(value)), most_sequences)
+    prompt = _most_below(lambda value: left(prompts(value)), admitted)
     return LargestBatchAndContext(
         batch_size=batch,
         context_length=prompt + inference.new_tokens if prompt else 0,
@@ -55,26 +58,6 @@ def with_sizes(spec: Spec, *, batch_size: int | None = None, prompt_length: int 
     )
     training = spec.training.model_copy(update={"micro_batch_size": batch, "sequence_length": changed.chunk})
     return spec.model_copy(update={"inference": changed, "training": training})
-
-
-def _most(fits: Callable[[int], bool], most: int) -> int:
-    """Return a value up to `most` that fits although the next does not; 0 if 1 does not fit.
-
-    Doubling, then bisection.
-    """
-    if not fits(1):
-        return 0
-    known, beyond = 1, 2
-    while beyond <= most and fits(beyond):
-        known, beyond = beyond, 2 * beyond
-    if beyond > most:
-        if known == most or fits(most):
-            return most
-        beyond = most
-    while beyond - known > 1:
-        middle = (known + beyond) // 2
-        known, beyond = (middle, beyond) if fits(middle) else (known, middle)
-    return known
 
 
 def _most_below(left: Callable[[int], float], most: int) -> int:

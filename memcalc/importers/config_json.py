@@ -23,31 +23,24 @@ _ROTARY = "positions are computed, not stored"
 
 # PretrainedConfig of transformers 5.23, and keys that the families' own classes share.
 FIELDS = {
-    "architectures": nothing("model_type sets it"),
+    **nothing("model_type sets it").at("architectures auto_map"),
     "quantization_config": overcounted("quantized weights", "weights in the run's dtype are counted"),
     "compression_config": overcounted("quantized weights", "weights in the run's dtype are counted"),
     "num_labels": nothing("a small classification head"),
     "norm_topk_prob": nothing("weighting of expert outputs"),
-    "_name_or_path": nothing(),
-    "name_or_path": nothing(),
-    "auto_map": nothing("model_type sets it"),
-    "transformers_version": nothing(),
+    **nothing().at(
+        "_name_or_path name_or_path transformers_version rms_norm_eps layer_norm_eps* norm_eps* norm_epsilon",
+        "layernorm_* pretraining_tp output_* return_* use_return_dict torchscript is_* finetuning_task id2label*",
+        "label2id* problem_type summary_*",
+    ),
     **dict.fromkeys(("torch_dtype", "dtype"), nothing("training.dtype and the recipe set it")),
     **dict.fromkeys(("bos_*", "eos_*", "pad_*", "sep_*", "*_token_id", "decoder_start_*"), nothing("data")),
-    **dict.fromkeys(
-        ("initializer_*", "init_*", "*_init_range", "use_depth_scaled_init"), nothing("initialization of weights")
-    ),
+    **nothing("initialization of weights").at("initializer_* init_* *_init_range use_depth_scaled_init"),
     **dict.fromkeys(("rope_*", "rotary_*", "partial_rotary_factor", "original_max_*", "mscale*"), nothing(_ROTARY)),
-    **dict.fromkeys(
-        (
-            *("use_cache", "cache_*", "do_sample", "temperature", "top_k", "top_p", "max_length", "max_new_tokens"),
-            *("task_specific_params", "generation_*", "max_sequence_length"),
-        ),
-        nothing(_GENERATION),
+    **nothing(_GENERATION).at(
+        "use_cache cache_* do_sample temperature top_k top_p max_length max_new_tokens task_specific_params",
+        "generation_* max_sequence_length",
     ),
-    **dict.fromkeys(("rms_norm_eps", "layer_norm_eps*", "norm_eps*", "norm_epsilon", "layernorm_*"), nothing()),
-    **dict.fromkeys(("pretraining_tp", "output_*", "return_*", "use_return_dict", "torchscript", "is_*"), nothing()),
-    **dict.fromkeys(("finetuning_task", "id2label*", "label2id*", "problem_type", "summary_*"), nothing()),
     **dict.fromkeys(("*_alpha", "*_multiplier", "*_coef", "*_scaling", "scale_*", "*_scale"), nothing("a factor")),
     **dict.fromkeys(("sliding_window*", "use_sliding_window", "max_window_layers", "layer_types"), nothing("masks")),
 }

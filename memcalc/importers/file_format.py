@@ -25,6 +25,10 @@ class Meaning(NamedTuple):
         """Return the limit of a field with this value."""
         return () if self.limit is None else (self.limit(value),)
 
+    def at(self, *paths: str) -> dict[str, Meaning]:
+        """Return the table of several fields with this meaning: dotted paths, separated by blanks."""
+        return dict.fromkeys(" ".join(paths).split(), self)
+
 
 def to(path: str, values: Mapping[Any, Any] | None = None) -> Meaning:
     """Return the meaning of a field that sets memcalc's field at `path`; `values` translates, and rejects other values.

@@ -19,18 +19,14 @@ _HOW = (
 # transformers 5.23, training_args.py; Accelerate 1.11, utils/dataclasses.py; axolotl 0.18, utils/schemas/fsdp.py: each
 # name alone or after "fsdp_".
 _NAMES: dict[str, Meaning] = {
-    "sharding_strategy": part("parallelism.zero_stage"),
-    "reshard_after_forward": part("parallelism.zero_stage"),
+    **part("parallelism.zero_stage").at("sharding_strategy reshard_after_forward"),
     "activation_checkpointing": part("training.recompute"),
     "offload_params": part("parallelism.offload"),
     "mixed_precision_policy": lacking("a separate precision of FSDP", "the precision of the step is counted"),
     "ignored_modules": lacking("modules that are not sharded"),
-    "version": part("parallelism.engine"),
-    "auto_wrap_policy": part("parallelism.engine"),
-    "min_num_params": part("parallelism.engine"),
+    **part("parallelism.engine").at("version auto_wrap_policy min_num_params"),
     "forward_prefetch": part("parallelism.fsdp.forward_prefetch"),
-    "backward_prefetch": part("parallelism.fsdp.backward_prefetch"),
-    "backward_prefetch_policy": part("parallelism.fsdp.backward_prefetch"),
+    **part("parallelism.fsdp.backward_prefetch").at("backward_prefetch backward_prefetch_policy"),
     "use_orig_params": part("parallelism.fsdp.use_orig_params"),
     **{name: nothing("changes the implementation, not what is saved") for name in _HOW},
 }

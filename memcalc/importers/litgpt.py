@@ -33,12 +33,11 @@ FIELDS: dict[str, Meaning] = {
     "lora_projection": fact("o_proj", "training.lora.target_modules"),
     "lora_mlp": fact("mlp", "training.lora.target_modules"),
     "lora_head": fact("head", "training.lora.target_modules"),
-    "galore.use_galore": lacking("GaLore"),
-    "galore.galore_8bit": lacking("GaLore"),
+    **lacking("GaLore").at("galore.use_galore galore.galore_8bit"),
     "galore*": nothing("part of GaLore"),
     "optimizer": fact("optimizer", "training.optimizer"),
     "optimizer.class_path": part("training.optimizer"),
-    "optimizer.init_args*": nothing(),
+    **nothing().at("optimizer.init_args* seed access_token"),
     **{
         f"train.{name}": nothing()
         for name in (
@@ -47,16 +46,11 @@ FIELDS: dict[str, Meaning] = {
         )
     },
     "eval*": nothing("every run evaluates, a micro-batch at a time, before its first step and between steps"),
-    "data*": nothing("data"),
+    **nothing("data").at("data* tokenizer_dir"),
     "out_dir": nothing("saving"),
-    "log*": nothing("logging"),
-    "seed": nothing(),
-    "tokenizer_dir": nothing("data"),
-    "access_token": nothing(),
-    "resume": nothing("loading is not estimated"),
-    "initial_checkpoint_dir": nothing("loading is not estimated"),
+    **nothing("logging").at("log* ops_profile"),
+    **nothing("loading is not estimated").at("resume initial_checkpoint_dir"),
     "model_config*": lacking("sizes of a custom model"),
-    "ops_profile": nothing("logging"),
 }
 
 _OPTIMIZERS = {

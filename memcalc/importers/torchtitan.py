@@ -19,8 +19,7 @@ FIELDS: dict[str, Meaning] = {
     "model.name": fact("name", "model"),
     "model.flavor": fact("flavor", "model"),
     "model.converters": fact("converters", "training.fp8"),
-    "training.batch_size": to("training.micro_batch_size"),
-    "training.local_batch_size": to("training.micro_batch_size"),
+    **to("training.micro_batch_size").at("training.batch_size training.local_batch_size"),
     "training.global_batch_size": fact("global", "training.global_batch_size"),
     "training.seq_len": to("training.sequence_length"),
     "training.mixed_precision_param": fact("param", "training.dtype: precision of the step"),
@@ -44,7 +43,10 @@ FIELDS: dict[str, Meaning] = {
         "training.optimizer_implementation", {"fused": "fused", "foreach": "foreach", "for-loop": "for-loop"}
     ),
     "optimizer.early_step_in_backward": overcounted("an optimizer step within backward"),
-    **{f"optimizer.{name}": nothing() for name in ("lr", "beta1", "beta2", "eps", "weight_decay")},
+    **nothing().at(
+        "optimizer.lr optimizer.beta1 optimizer.beta2 optimizer.eps optimizer.weight_decay job* lr_scheduler* comm*",
+        "experimental* fault_tolerance* debug*",
+    ),
     "parallelism.data_parallel_shard_degree": fact("shards", "parallelism.data_parallel"),
     "parallelism.data_parallel_replicate_degree": fact("replicas", "parallelism.data_parallel_replicate"),
     "parallelism.fsdp_reshard_after_forward": fact("reshard", "parallelism.zero_stage"),
@@ -73,16 +75,13 @@ FIELDS: dict[str, Meaning] = {
     "parallelism.pipeline_parallel_schedule_csv": lacking("a custom schedule"),
     "parallelism.pipeline_parallel_first_stage_less_layers": lacking("an uneven pipeline split"),
     "parallelism.pipeline_parallel_last_stage_less_layers": lacking("an uneven pipeline split"),
-    **{
-        f"parallelism.{name}": nothing("changes the implementation only")
-        for name in (
-            *("context_parallel_load_balancer", "expert_parallel_comm_backend"),
-            *("pipeline_parallel_expert_parallel_overlap", "enable_compiled_autograd", "enable_approx_mid_point"),
-        )
-    },
+    **nothing("changes the implementation only").at(
+        "parallelism.context_parallel_load_balancer parallelism.expert_parallel_comm_backend",
+        "parallelism.pipeline_parallel_expert_parallel_overlap parallelism.enable_compiled_autograd",
+        "parallelism.enable_approx_mid_point activation_checkpoint*",
+    ),
     "activation_checkpoint.mode": fact("checkpoint", "training.recompute"),
     "activation_checkpoint.selective_ac_option": fact("option", "training.recompute"),
-    "activation_checkpoint*": nothing("changes the implementation only"),
     **{
         f"{section}.{name}": meaning
         for section in ("float8", "quantize.linear.float8")
@@ -92,24 +91,15 @@ FIELDS: dict[str, Meaning] = {
             ("filter_fqns", fact("fp8_filter", "training.fp8_skip")),
         )
     },
-    "float8*": nothing("changes how scales are computed, not what is saved"),
-    "quantize.linear.float8*": nothing("changes how scales are computed, not what is saved"),
+    **nothing("changes how scales are computed, not what is saved").at("float8* quantize.linear.float8*"),
     "quantize*": nothing("part of a converter, which model.converters names"),
-    "job*": nothing(),
-    "profiling*": nothing("logging"),
-    "metrics*": nothing("logging"),
-    "lr_scheduler*": nothing(),
+    **nothing("logging").at("profiling* metrics*"),
     "checkpoint*": nothing("saving"),
-    "comm*": nothing(),
-    "experimental*": nothing(),
-    "fault_tolerance*": nothing(),
     "validation*": nothing("evaluation is not part of a step"),
-    "model*": nothing("data"),
-    "debug*": nothing(),
+    **nothing("data").at("model* data*"),
     "encoder*": lacking("encoders in addition to the model"),
     "hf_transformers*": lacking("transformers' own modules under torchtitan"),
     "inference*": nothing("generation is not estimated"),
-    "data*": nothing("data"),
 }
 
 _PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}

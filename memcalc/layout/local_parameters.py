@@ -15,7 +15,14 @@ from math import prod
 from typing import NamedTuple
 
 from memcalc.layout.adapters import Adapters, adapters_of
-from memcalc.layout.parameters import Axis, Parameter, layers_by_prefix, parameter_table, trains_with_text
+from memcalc.layout.parameters import (
+    Axis,
+    Parameter,
+    formula_of,
+    layers_by_prefix,
+    parameter_table,
+    trains_with_text,
+)
 from memcalc.layout.stages import Stage, one_in_flight
 from memcalc.layout.symbols import model_values
 from memcalc.layout.weight_layout import TRANSPOSED, table_gradient_is_unsharded, weight_layout
@@ -76,11 +83,6 @@ class LocalParameter(NamedTuple):
     def formula(self) -> str:
         """Elements of one such tensor in symbols."""
         return formula_of(self.axes)
-
-
-def formula_of(axes: tuple[Axis, ...]) -> str:
-    """Return the elements of a tensor in symbols, for example "F/t·d"."""
-    return "·".join(f"({symbol})" if "+" in symbol else symbol for symbol, _ in axes)
 
 
 class LocalParameters(tuple[LocalParameter, ...]):

@@ -86,7 +86,12 @@ class Parameter:
     @property
     def formula(self) -> str:
         """Elements of one such tensor in symbols, e.g. "V·d"."""
-        return "·".join(f"({symbol})" if "+" in symbol else symbol for symbol, _ in self.shape)
+        return formula_of(self.shape)
+
+
+def formula_of(axes: tuple[Axis, ...]) -> str:
+    """Return the elements of a tensor in symbols, for example "F/t·d"."""
+    return "·".join(f"({symbol})" if "+" in symbol else symbol for symbol, _ in axes)
 
 
 @lru_cache(maxsize=256)

@@ -6,9 +6,20 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from memcalc.ledger.component import Component
-from memcalc.ledger.phases import phase_names
 from memcalc.ledger.row import Row
 from memcalc.spec.spec import Spec
+
+SETUP_PHASES = ("model", "optimizer", "input")
+STEP_PHASES = ("zero_grad", "forward", "loss", "backward", "optimizer_step")
+
+
+def phase_names(steps: int) -> tuple[str, ...]:
+    """Return all phases of a run of `steps` optimizer steps.
+
+    They are "model", "optimizer", "input", "zero_grad_1", ..., "optimizer_step_<steps>".
+    """
+    return SETUP_PHASES + tuple(f"{phase}_{step}" for step in range(1, steps + 1) for phase in STEP_PHASES)
+
 
 STEPS = 2  # the first step, and the steady state of all later steps
 

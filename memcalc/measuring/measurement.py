@@ -19,7 +19,7 @@ class MeasuredPhase:
     """One phase; of several micro-batches, the one with the highest peak. Bytes; None if the device has no such figure.
 
     Args:
-        name: as in memcalc/ledger/phases.py.
+        name: as in memcalc/ledger/row_drafts.py.
         peak_allocated_bytes: peak of allocated bytes.
         end_allocated_bytes: bytes allocated when the phase ended.
         reserved_bytes: bytes reserved by the caching allocator at the end.

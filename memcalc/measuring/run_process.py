@@ -164,6 +164,5 @@ def _refuse_small(job: Job, device: MeasuredDevice, used: int) -> None:
     if job.weight_bytes > free:
         raise Unavailable(
             f"{device.identifier} has {format_bytes(free, 'GiB')} free; weights and optimizer alone need "
-            f"{format_bytes(job.weight_bytes, 'GiB')}. Use a larger GPU, shard the run, or "
-            "override with --force."
+            f"{format_bytes(job.weight_bytes, 'GiB')}. Use a larger GPU, shard the run, or override with --force."
         )

@@ -14,7 +14,7 @@ from typing import IO, Unpack
 
 from memcalc.directories import stale_directories, temporary_directory
 from memcalc.errors import NotWritten
-from memcalc.nullcuda.gpu_description import find_null_gpu
+from memcalc.nullcuda.gpu_description import MOST_GPUS, find_null_gpu
 from memcalc.nullcuda.interpreters import interpreters
 from memcalc.nullcuda.launcher import environment
 from memcalc.nullcuda.options import BALANCED, Options
@@ -35,7 +35,6 @@ from memcalc.spec.hardware.gpus import GpuSpec
 
 REPORTS = "memcalc-dry-run-"  # prefix of the directories of reports
 RESERVE = "reserve"  # as in hook/memcalc_watch.py
-MOST_DEVICES = 64  # as in src/device.c
 SIGNALS = 128  # larger exit codes are those of signals
 RESERVED = 1 << 20  # bytes; a report has a few thousand, with the allocation history a hundred times more
 
@@ -136,11 +135,11 @@ def first_failure(folder: Path) -> tuple[str, str] | None:
 def read_books(path: Path) -> DeviceCounters | None:
     """Return the figures of `struct books` in src/device.c; None: the process has none."""
     try:
-        numbers = struct.unpack(f"<{3 + 2 * MOST_DEVICES}q", path.read_bytes())
+        numbers = struct.unpack(f"<{3 + 2 * MOST_GPUS}q", path.read_bytes())
     except (OSError, struct.error):
         return None
     devices, communicator_bytes, steps, *most = numbers
-    ooms = most[MOST_DEVICES:][:devices]
+    ooms = most[MOST_GPUS:][:devices]
     return DeviceCounters(tuple(most[:devices]), communicator_bytes, steps, tuple(ooms))
 
 

@@ -11,6 +11,7 @@ from memcalc.nullcuda.dry_run import run
 from memcalc.nullcuda.options import Options
 from memcalc.nullcuda.result import DONE, OUT_OF_MEMORY, STOPPED, DryRun
 from memcalc.spec.hardware.gpus import GpuSpec, find_gpu
+from memcalc.units import largest_that_fits
 
 LARGEST = 1 << 16  # micro-batch; a command that still fits then ignores the flag
 
@@ -88,27 +89,13 @@ def sweep(
         for size in sorted(set(sizes)):
             fits_at(size)
     else:
-        largest_that_fits(fits_at)
+        largest_that_fits(fits_at, LARGEST)
     return Sweep(flag, find_gpu(gpu), tuple(sorted(found.items())))
 
 
 def fits(found: DryRun) -> bool:
     """Return whether a run completed and fits the GPU."""
     return found.outcome in {DONE, STOPPED} and bool(found.fits)
-
-
-def largest_that_fits(fits_at: Callable[[int], bool]) -> int:
-    """Double until a size does not fit, then bisect; return 0 if not even 1 fits."""
-    low, high = 0, 1
-    while high <= LARGEST and fits_at(high):
-        low, high = high, 2 * high
-    while high - low > 1 and high <= LARGEST:
-        middle = (low + high) // 2
-        if fits_at(middle):
-            low = middle
-        else:
-            high = middle
-    return low
 
 
 def with_micro_batch(command: Sequence[str], flag: str, size: int) -> tuple[str, ...]:

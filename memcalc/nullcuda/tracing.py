@@ -19,11 +19,10 @@ from memcalc.nullcuda.launcher import environment
 from memcalc.progress import Progress, silent
 from memcalc.recorder.recording import Recording
 from memcalc.recorder.trace import Trace, make_trace
-from memcalc.spec.hardware.gpus import GpuSpec
+from memcalc.spec.hardware.gpus import DEFAULT_CARD, GpuSpec
 from memcalc.spec.spec import Spec
 
 PYTHON = "MEMCALC_NULL_PYTHON"  # environment variable: the interpreter with a CUDA build of torch
-DEFAULT_CARD = "a100-80gb"
 
 # Memory of a GPU on which no run fails: shows what a run that does not fit would need.
 BOUNDLESS = 2**42

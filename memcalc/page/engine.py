@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from memcalc.errors import InputError, MemcalcError
 from memcalc.page.request import NotInCatalogue, Request, RequestedRun, parsed, run_of
-from memcalc.page.wording import in_page_words
 from memcalc.progress import Progress, silent
 from memcalc.text import json_safe
 from memcalc.units import Unit
@@ -126,3 +126,25 @@ _ANSWERS: dict[str, Callable[[Request, ReportProgress | None], Iterator[Part]]] 
     "fit": _fit,
     "diff": _diff,
 }
+
+
+_REPLACEMENTS = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"Add --gpu GPU or set hardware\.gpu; `memcalc gpus` lists the names\.", "Choose one."),
+        (r"Add --gpu to check", "Choose a GPU to check"),
+        (r"`memcalc fit` without --maximize lists", "A search without a largest value lists"),
+        (r"; --why lists (them|it)", ""),
+        (r": --why lists the excluded layouts", ""),
+        (r"--gpu (?=\w)", "GPU "),
+        (r"--set(?![\w-]):? ?", ""),  # "--set b=8": the field for other settings takes "b=8"
+    )
+)
+
+
+def in_page_words(text: str) -> str:
+    """Return a text, or a JSON document of texts, with the page's fields in place of options."""
+    if "--" in text:
+        for pattern, replacement in _REPLACEMENTS:
+            text = pattern.sub(replacement, text)
+    return text

@@ -21,7 +21,7 @@ from memcalc.recomputation.throughput import slow_down
 from memcalc.spec.fields import describe
 from memcalc.spec.hardware.gpus import GpuSpec, find_gpu
 from memcalc.spec.yaml_source import parse_yaml
-from memcalc.units import format_bytes, parse_bytes
+from memcalc.units import format_bytes, largest_that_fits, parse_bytes
 from memcalc.verdict.recorded_errors import reserve_ratio
 from memcalc.verdict.run_types import ONE_GPU
 
@@ -353,20 +353,15 @@ def _too_large(chain: Chain, budget: int, least: Evaluation, strategy: str | Non
 
 
 def _largest(need: Callable[[int], Evaluation], budget: int) -> int:
-    """Return the largest batch that fits, by doubling and bisection; 0 if not even one sample fits."""
-    low, high = 0, 1
-    while need(high).peak_bytes <= budget:
-        low, high = high, 2 * high
-        if high > MOST_SAMPLES:
-            raise InputError(
-                "the largest batch is unbounded: sizes do not grow with the batch.",
-                "Set the sizes of one sample.",
-                "chain.batch",
-            )
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if need(middle).peak_bytes <= budget else (low, middle)
-    return low
+    """Return the largest batch that fits; 0 if not even one sample fits."""
+    found = largest_that_fits(lambda batch: need(batch).peak_bytes <= budget, MOST_SAMPLES)
+    if found == MOST_SAMPLES:
+        raise InputError(
+            "the largest batch is unbounded: sizes do not grow with the batch.",
+            "Set the sizes of one sample.",
+            "chain.batch",
+        )
+    return found
 
 
 def _gain(described: DescribedChain, found: OptimalPlan, budget: int, most: int) -> Gain:

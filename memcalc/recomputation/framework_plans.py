@@ -8,7 +8,7 @@ from typing import NamedTuple
 from memcalc.recomputation.config_chain import ConfigChain
 from memcalc.recomputation.evaluation import Evaluation, evaluate
 from memcalc.recomputation.plan import Segment, leaves, segmented
-from memcalc.recomputation.strategies.every_k import cut
+from memcalc.recomputation.strategies.rules import cut
 
 Writer = Callable[["ConfigChain", Segment, int], tuple[str, tuple[str, ...], Segment]]
 

@@ -14,18 +14,15 @@ from memcalc.recomputation.chain import Chain
 from memcalc.recomputation.config_chain import ConfigChain, chain_of
 from memcalc.recomputation.evaluation import evaluate
 from memcalc.recomputation.plan import Plan, depth
-from memcalc.recomputation.search import MOST, JudgedPlan, PlanJudge, PlanSearch, Proposal, largest
-from memcalc.recomputation.strategies.every_k import best_k
-from memcalc.recomputation.strategies.every_layer import every_layer
+from memcalc.recomputation.search import MOST, JudgedPlan, PlanJudge, PlanSearch, Proposal
 from memcalc.recomputation.strategies.lowest_peak import smallest
-from memcalc.recomputation.strategies.none import save_everything
 from memcalc.recomputation.strategies.optimal import OptimalPlan, optimal
-from memcalc.recomputation.strategies.square_root import square_root
+from memcalc.recomputation.strategies.rules import best_k, every_layer, save_everything, square_root
 from memcalc.recomputation.throughput import slow_down
 from memcalc.spec.recompute_plan import DEEPEST
 from memcalc.spec.spec import Spec
 from memcalc.suggestions.run_overrides import written_out
-from memcalc.units import format_bytes, format_host_memory
+from memcalc.units import format_bytes, format_host_memory, largest_that_fits
 from memcalc.verdict.reasons import remedy_of
 
 SEARCHES = ("optimal", "selective")  # they search for the cheapest plan that fits
@@ -99,12 +96,19 @@ class Planner:
         The search starts from estimates of allocated memory; the results have verdicts like any run.
         """
         without, most = self._estimated(self.judge.first_budget)
-        return largest(self._kept_fits, without), largest(self._planned_fits, most)
+        without = largest_that_fits(self._kept_fits, MOST, without)
+        return without, largest_that_fits(self._planned_fits, MOST, most)
 
     def _estimated(self, budget: int) -> tuple[int, int]:
         """Return the micro-batches of `largest`, estimated from allocated memory alone, with `budget` bytes."""
-        without = _most(lambda batch: _proposal(self.configured(batch), save_everything).peak_bytes <= budget)
-        return without, _most(lambda batch: self.least(self.configured(batch)).peak_bytes <= budget)
+
+        def kept_fits(batch: int) -> bool:
+            return _proposal(self.configured(batch), save_everything).peak_bytes <= budget
+
+        def planned_fits(batch: int) -> bool:
+            return self.least(self.configured(batch)).peak_bytes <= budget
+
+        return largest_that_fits(kept_fits, MOST - 1), largest_that_fits(planned_fits, MOST - 1)
 
     def _kept_fits(self, batch: int) -> bool:
         """Return whether a micro-batch fits without recomputation."""
@@ -196,15 +200,3 @@ def _with_batch(spec: Spec, batch: int) -> Spec:
     from memcalc.importers.loading import load
 
     return load(spec.model_dump(), (f"training.micro_batch_size={batch}",), gpu=None).with_origin(spec.origin)
-
-
-def _most(fits: Callable[[int], bool]) -> int:
-    """Return the largest of 1, 2, ... that fits, if fitting is monotonic in size; 0: none."""
-    high = 1
-    while high < MOST and fits(high):
-        high *= 2
-    low = high // 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low

@@ -211,22 +211,3 @@ class PlanSearch:
         """Return the plan with the smallest need, of those that may fit."""
         unknown = [judged for judged in self._tried if judged.verdict.answer == "unknown"]
         return min(unknown, key=lambda judged: self._judge.needed(judged.verdict), default=None)
-
-
-def largest(fits: Callable[[int], bool], start: int) -> int:
-    """Return the largest of 1, 2, ... that fits while the next does not, searched from `start`; 0: not even 1."""
-    low, high = 0, MOST + 1
-    at, stride = max(start, 1), 1
-    while high - low > 1:
-        if fits(at):
-            low = at
-        else:
-            high = at
-        if high > MOST:
-            at = min(low + stride, MOST)
-        elif low == 0:
-            at = max(high - stride, 1)
-        else:
-            at = (low + high) // 2
-        stride *= 2
-    return low

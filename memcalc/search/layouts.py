@@ -10,10 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from memcalc.search.variants import varied, violated_rule
+from memcalc.spec.defaults import ENGINE_OF_STAGE
 from memcalc.spec.spec import Spec
-
-# Stages 2 and 3 are DeepSpeed's or FSDP2's, stage 1 is DeepSpeed's; Megatron-Core has 0 and 1.
-ENGINES = {0: "ddp", 1: "deepspeed", 2: "deepspeed", 3: "fsdp2"}
 
 MOST_CHUNKS = 64  # of layers in a stage; each reduces the bubble, and adds a send
 
@@ -193,9 +191,11 @@ class Space:
         elif implementation == "torchtitan":
             known = [(2, "fsdp2"), (3, "fsdp2")]
         else:
-            known = [(stage, own.engine if stage == own.zero_stage else engine) for stage, engine in ENGINES.items()]
+            known = [
+                (stage, own.engine if stage == own.zero_stage else engine) for stage, engine in ENGINE_OF_STAGE.items()
+            ]
         if "engine" in self._fixed_fields:
-            known = [(stage, own.engine) for stage in ENGINES]
+            known = [(stage, own.engine) for stage in ENGINE_OF_STAGE]
         for stage, engine in known:
             if "zero_stage" in self._fixed_fields and stage != own.zero_stage:
                 continue

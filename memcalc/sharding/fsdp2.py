@@ -26,7 +26,6 @@ HOLDS_BOTH_INPUTS = (2, 12)  # the torch version that frees a reduce-scatter's i
 COMMUNICATION = Component.COMMUNICATION_BUFFERS
 SOURCE = "torch 2.13 distributed/fsdp/_fully_shard/"
 SCRATCH = EngineTensor(Component.TEMPORARIES, "scratch of a copy kernel", "uint8", "n", f"{SOURCE}_fsdp_collectives.py")
-SUMS = f"{SOURCE}_fsdp_param.py: to_accumulated_grad_if_needed"
 NAMES = {  # labels of units that are not layers, of their gathered parameters, and of their elements
     ROOT: ("the root", "root parameters", "P_root"),
     EMBEDDING: ("the embedding", "embedding", "P_embedding"),

@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache
 from itertools import chain, cycle
 from typing import NamedTuple
 
-from memcalc.allocator.pytorch.constants import STREAM_SHIFT
+from memcalc.allocator.pytorch.constants import SIZE_MASK, STREAM_SHIFT
 from memcalc.architectures.structure import BlockStructure, block_structure
 from memcalc.layout.sequence_sharding import has_ring_attention
 from memcalc.layout.stages import LayerModules, Stage, layer_modules, stages_of
@@ -27,7 +27,6 @@ from memcalc.states.state_options import state_options
 from memcalc.stream.requests import Beginning, Requests
 from memcalc.workspaces import Script
 
-_SIZE = (1 << STREAM_SHIFT) - 1  # the bits of an encoded request without its stream
 _FIRST = 1 << STREAM_SHIFT - 1  # the first placeholder, larger than any size
 
 
@@ -192,7 +191,7 @@ class LengthRecording:
         self._requests, self._beginnings, self._steps = run.play(), run.beginnings, run.steady_steps
         self._programs = {slot.program for slot in self._slots}
         scripts = (interval.script for interval in self._requests.stretches)
-        self._open = {change for script in scripts for change in script if change > 0 and change & _SIZE >= _FIRST}
+        self._open = {change for script in scripts for change in script if change > 0 and change & SIZE_MASK >= _FIRST}
 
     def _placeholder(self, slot: Slot) -> int:
         return self._slots.setdefault(slot, _FIRST + len(self._slots))
@@ -229,7 +228,7 @@ class LengthRecording:
         """Return the encoded request for each encoded placeholder."""
         sizes = {placeholder: length.size(slot) for slot, placeholder in self._slots.items()}
         return {
-            change: change - placeholder + size if (size := sizes[placeholder := change & _SIZE]) else 0
+            change: change - placeholder + size if (size := sizes[placeholder := change & SIZE_MASK]) else 0
             for change in self._open
         }
 

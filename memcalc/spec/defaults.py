@@ -24,7 +24,7 @@ MEGATRON = {"recipe": "mixed-18", "optimizer_implementation": "fused", "loss": "
 MEGATRON_IN_FP32 = {"recipe": "fp32-main", "attention": "eager"}  # neither --bf16 nor --fp16; fused kernels lack fp32
 
 SDPA = "sdpa"  # transformers' word for the fused kernel that PyTorch picks
-_ENGINE_OF_STAGE = {0: "ddp", 1: "deepspeed", 2: "deepspeed", 3: "fsdp2"}
+ENGINE_OF_STAGE = {0: "ddp", 1: "deepspeed", 2: "deepspeed", 3: "fsdp2"}
 
 
 def default_training(
@@ -149,7 +149,7 @@ def default_parallelism(parallelism: dict[str, Any], implementation: object, dty
     if implementation == "torchtitan":
         filled.setdefault("zero_stage", 3)
     stage = filled.get("zero_stage", 0)
-    filled.setdefault("engine", _ENGINE_OF_STAGE.get(stage, "ddp") if isinstance(stage, int) else "ddp")
+    filled.setdefault("engine", ENGINE_OF_STAGE.get(stage, "ddp") if isinstance(stage, int) else "ddp")
     if filled.get("offload", "none") != "none":
         filled.setdefault("offload_pin_memory", filled["engine"] == "fsdp2")  # DeepSpeed's default is pin_memory: false
     return filled

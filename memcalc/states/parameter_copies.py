@@ -8,8 +8,8 @@ from math import prod
 from typing import NamedTuple
 
 from memcalc.allocator.pytorch.block_sizes import rounded
-from memcalc.layout.local_parameters import LocalParameter, formula_of, shard_shape
-from memcalc.layout.parameters import Axis
+from memcalc.layout.local_parameters import LocalParameter, shard_shape
+from memcalc.layout.parameters import Axis, formula_of
 from memcalc.ledger.component import Component
 from memcalc.ledger.row_drafts import RowDraft
 from memcalc.spec.recipes import DTYPE_BYTES

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -12,12 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from memcalc.errors import InputError
+from memcalc.errors import InputError, Unavailable
+from memcalc.extras import installation
 from memcalc.spec.model_families.transformers_fallback import has_published_formulas
 from memcalc.spec.spec import Spec
-from memcalc.step.adapters import add_adapters
+from memcalc.step.adapters import add_adapters, module_name
 from memcalc.step.dtypes import weight_dtype
-from memcalc.step.float8 import convert
 from memcalc.step.losses import Head, tokenwise_loss, vocab_parallel
 from memcalc.step.quantization import quantize
 from memcalc.step.reference.decoder import Decoder
@@ -132,3 +134,28 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
+
+
+RECIPES = {"tensorwise": "tensorwise", "rowwise": "rowwise", "rowwise-gw-hp": "rowwise_with_gw_hp"}
+
+
+def convert(module: nn.Module, spec: Spec) -> nn.Module:
+    """Replace every nn.Linear that the spec does not skip by Float8Linear, in place; return the module.
+
+    Raises:
+        Unavailable: torchao is not installed.
+    """
+    if importlib.util.find_spec("torchao") is None:
+        raise Unavailable(f"fp8 needs torchao, which is not installed. Run: {installation('torchao')}")
+    float8: Any = importlib.import_module("torchao.float8")
+    training = spec.training
+    config = float8.Float8LinearConfig.from_recipe_name(RECIPES[training.fp8])
+    if training.fp8_all_gather:
+        config = float8.Float8LinearConfig(enable_fsdp_float8_all_gather=True)
+    skipped = [module_name(spec, name) for name in training.fp8_skip]
+
+    def wanted(_: nn.Module, path: str) -> bool:
+        return not any(name in path for name in skipped)
+
+    converted: nn.Module = float8.convert_to_float8_training(module, module_filter_fn=wanted, config=config)
+    return converted

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -11,17 +9,6 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from memcalc.spec.training import TrainingSpec
 
 DECAY = 0.999
-
-
-class Average(Protocol):
-    """A moving average of the weights."""
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        """Tensors of the average."""
-
-    def update(self) -> None:
-        """Move the average towards the current weights."""
 
 
 def build_average(training: TrainingSpec, module: nn.Module, optimized: list[nn.Parameter]) -> Average | None:
@@ -40,11 +27,11 @@ class Averaged:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """See `Average`."""
+        """Tensors of the average."""
         return [*self.model.parameters(), *self.model.buffers()]
 
     def update(self) -> None:
-        """See `Average`."""
+        """Move the average towards the current weights."""
         self.model.update_parameters(self.module)
 
 
@@ -57,9 +44,12 @@ class AveragedInFp32:
 
     @torch.no_grad()
     def update(self) -> None:
-        """See `Average`."""
+        """Move the average towards the current weights."""
         if self.optimized[0].dtype == torch.float32:
             torch._foreach_lerp_(self.tensors, list(self.optimized), 1 - DECAY)
             return
         for average, parameter in zip(self.tensors, self.optimized, strict=True):
             average.lerp_(parameter.float(), 1 - DECAY)
+
+
+Average = Averaged | AveragedInFp32

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -15,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import masking_utils
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from memcalc.errors import InputError
+from memcalc.errors import InputError, Unavailable
 from memcalc.spec.hardware.kernels import kernel_for_heads
 from memcalc.spec.layers import masks_images
 from memcalc.spec.model import ModelSpec
@@ -29,7 +32,6 @@ from memcalc.spec.spec import Spec
 from memcalc.spec.towers import tower_trains
 from memcalc.step.causal_lm import CausalLM
 from memcalc.step.dtypes import weight_dtype
-from memcalc.step.liger import liger_modules
 from memcalc.step.recompute import plan_of, recomputed_layers, run_plan
 from memcalc.step.reference.attention import CPU_BACKENDS, CUDA_BACKENDS
 from memcalc.step.unsupported import stopped
@@ -331,3 +333,33 @@ def foreign_config(model: ModelSpec) -> Any:
 FURTHER: dict[str, Callable[[Spec], dict[str, Any]]] = {
     "gpt_neo": lambda spec: {"attention_types": [[["global"], spec.model.num_layers]]},
 }
+
+
+def liger_modules(module: nn.Module) -> Callable[[], AbstractContextManager[None]]:
+    """Give a model Liger's norms and MLPs; return a context that also gives its source module Liger's RoPE.
+
+    Liger replaces names in the transformers module, which all other models of the process use too. They are restored
+    immediately, and replaced again only while this model runs.
+
+    Raises:
+        Unavailable: liger-kernel is not installed.
+    """
+    if importlib.util.find_spec("liger_kernel") is None:
+        raise Unavailable("kernels = liger needs Liger, which is not installed. Run: pip install liger-kernel")
+    theirs: Any = importlib.import_module("liger_kernel.transformers.monkey_patch")
+    file = vars(sys.modules[type(module).__module__])
+    own = dict(file)
+    theirs._apply_liger_kernel_to_instance(model=module, fused_linear_cross_entropy=False)  # noqa: SLF001 -- as Trainer
+    patched = {name: value for name, value in file.items() if own.get(name) is not value}
+    original = {name: own[name] for name in patched}
+    file.update(original)
+
+    @contextmanager
+    def replaced() -> Iterator[None]:
+        file.update(patched)
+        try:
+            yield
+        finally:
+            file.update(original)
+
+    return replaced

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from memcalc.allocator.pytorch.constants import MIN_BLOCK, STREAM_SHIFT
+from memcalc.allocator.pytorch.constants import MIN_BLOCK, SIZE_MASK, STREAM_SHIFT
 from memcalc.allocator.pytorch.script_replay import ScriptAllocator, allocator_of
 from memcalc.allocator.pytorch.versions import DEFAULT_VERSION
 from memcalc.events.event import Event, EventType
 from memcalc.events.memory_curve import MemoryCurve
 from memcalc.events.timeline import Timeline
 from memcalc.stream.requests import RequestInterval, Requests
-
-_SIZE = (1 << STREAM_SHIFT) - 1  # the bits of a request with its size
 
 
 def memory_curve(
@@ -71,7 +69,7 @@ def _events(
             changed.append(None)
         for change in interval.script:
             if change >= 0:
-                stream, size = change >> STREAM_SHIFT, change & _SIZE
+                stream, size = change >> STREAM_SHIFT, change & SIZE_MASK
                 subject = Event(alloc, len(made), size, stream, components[len(made)])
                 events.append(subject)
                 made.append(subject)

@@ -13,11 +13,10 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import NamedTuple
 
-from memcalc.allocator.pytorch.constants import STREAM_SHIFT
+from memcalc.allocator.pytorch.constants import SIZE_MASK
 from memcalc.stream.requests import Label, NamedRounds, Requests, TensorLabel
 
 NO_ROUNDS: Mapping[Hashable, int] = MappingProxyType({})
-SIZE = (1 << STREAM_SHIFT) - 1  # bits of a request without its CUDA stream
 
 
 class StorageKind(NamedTuple):
@@ -89,7 +88,7 @@ class SizelessStream:
                 kind = known.get(key)
                 if kind is None:
                     kind = known[key] = len(kinds)
-                    kinds.append(StorageKind(labels[number], change & SIZE, number in once))
+                    kinds.append(StorageKind(labels[number], change & SIZE_MASK, number in once))
                 kind_of.append(kind)
                 script.append(kind)
             self.scripts.append(script)

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from memcalc.spec.hardware.kernels import FLASH_LARGEST_HEAD
+
 FLASH_DTYPES = (torch.float16, torch.bfloat16)
-FLASH_LARGEST_HEAD = 256  # sdp_utils.cpp, check_head_dim_size_flash
 AMPERE = (8, 0)  # sdp_utils.cpp: required by flash, and by memory-efficient attention in bf16
 NO_KERNEL = "No available kernel. Aborting execution."
 MULTIPLE = 8  # elements: flash pads heads to it, the efficient kernel the rows of a mask: attention.cpp

@@ -22,11 +22,9 @@ LOWER_PRECISION = frozenset(
 )
 FP32 = frozenset(  # square is implemented by pow
     "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow __pow__ __rpow__ square "
-    "softplus "
-    "layer_norm native_layer_norm rms_norm group_norm norm frobenius_norm nuclear_norm cosine_similarity "
-    "poisson_nll_loss "
-    "cosine_embedding_loss nll_loss hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss "
-    "margin_ranking_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss multi_margin_loss "
+    "softplus layer_norm native_layer_norm rms_norm group_norm norm frobenius_norm nuclear_norm cosine_similarity "
+    "poisson_nll_loss cosine_embedding_loss nll_loss hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss "
+    "mse_loss margin_ranking_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss multi_margin_loss "
     "binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp".split()
 )
 FP32_DTYPE = frozenset("prod softmax log_softmax cumprod cumsum vector_norm matrix_norm sum".split())

@@ -8,9 +8,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeGuard
 
 from memcalc.progress import Progress, silent
-from memcalc.spec.hardware.gpus import find_gpu
+from memcalc.spec.hardware.gpus import DEFAULT_CARD, find_gpu
 from memcalc.step.packages import require_torch
-from memcalc.tracing.trace import DEFAULT_CARD, check_semantics
+from memcalc.tracing.trace import check_semantics
 
 if TYPE_CHECKING:
     from torch import Tensor, dtype

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from memcalc.allocator.pytorch.constants import MADE_TO_MEASURE, MIN_BLOCK, SEGMENT_STEP, UNSPLIT_REST
 from memcalc.events.event import Event, EventType
-from memcalc.spec.hardware.gpus import find_gpu
-from memcalc.tracing.trace import DEFAULT_CARD
+from memcalc.spec.hardware.gpus import DEFAULT_CARD, find_gpu
 
 if TYPE_CHECKING:
     import torch

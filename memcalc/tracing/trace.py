@@ -11,7 +11,7 @@ from memcalc.directories import temporary_compiler_cache
 from memcalc.errors import InputError
 from memcalc.ledger.result import Result
 from memcalc.progress import Progress, silent
-from memcalc.spec.hardware.gpus import find_gpu
+from memcalc.spec.hardware.gpus import DEFAULT_CARD, find_gpu
 from memcalc.spec.model_families.transformers_fallback import can_read_with_transformers, fallback_family
 from memcalc.spec.spec import Spec
 from memcalc.step.packages import require
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from memcalc.tracing.fake import FakeRun
 
 Semantics = Literal["cuda", "cpu"]
-
-DEFAULT_CARD = "a100-80gb"  # GPU that decides workspaces if none is given
 
 
 def trace(

@@ -1,67 +1,39 @@
-"""Largest micro-batch that fits, found by measuring: outward from the predicted one, then by bisection."""
+"""Largest micro-batch that fits a GPU, predicted and found by measuring."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from memcalc.errors import MemcalcError
 from memcalc.estimation.estimate import estimate
-from memcalc.measuring.measurement import DONE, MeasuredDevice
+from memcalc.measuring.measurement import MeasuredDevice
 from memcalc.measuring.result import gpu_named
 from memcalc.spec.loading import load
 from memcalc.spec.spec import Spec
+from memcalc.units import largest_that_fits
 
 MOST = 4096  # sequences; no GPU has memory for more
 STEPS = 2  # the second step has the optimizer states
 
 
-class MicroBatchSearch:
-    """Search for the largest micro-batch of one run: measure the batch that `next` returns, and report it to `tried`.
+@dataclass
+class LargestMicroBatch:
+    """Largest micro-batch of one run.
 
     Args:
         overrides: the run as in a suite.
-        spec: the run, with any micro-batch.
-        device: the device that it must fit.
-        alloc_conf: PYTORCH_CUDA_ALLOC_CONF of the run.
+        predicted: by the estimate and the trace; None: it cannot be predicted.
+        found: by measuring, 0 if not even 1 fits; None: the search did not end.
     """
 
-    def __init__(self, words: str, spec: Spec, device: MeasuredDevice, alloc_conf: str = "") -> None:
-        self.overrides = words
-        self.predicted = predicted(spec, device, alloc_conf)
-        self.fits: int | None = None
-        self.fails: int | None = None
-        self._stride = 1
+    overrides: str
+    predicted: int | None
+    found: int | None = None
 
-    @property
-    def largest(self) -> int | None:
-        """The largest micro-batch that fits, 0 if none does; None while unknown."""
-        if self.fails == 1:
-            return 0
-        known = self.fits is not None and (self.fails == self.fits + 1 or self.fits >= MOST)
-        return self.fits if known else None
-
-    def next(self) -> int | None:
-        """Return the micro-batch to try next; None when the largest is known."""
-        if self.largest is not None:
-            return None
-        if self.fits is None and self.fails is None:
-            return max(1, self.predicted or 1)
-        if self.fails is None:
-            assert self.fits is not None
-            return min(MOST, self.fits + self._stride)
-        if self.fits is None:
-            return max(1, self.fails - self._stride)
-        return (self.fits + self.fails) // 2
-
-    def tried(self, batch: int, record: dict[str, Any]) -> None:
-        """Record the outcome of a micro-batch. Strides double while only one bound is known."""
-        first = self.fits is None and self.fails is None
-        if record["outcome"] == DONE:
-            self.fits = max(batch, self.fits or 0)
-        else:
-            self.fails = min(batch, self.fails or MOST + 1)
-        if not first:
-            self._stride *= 2
+    def search(self, fits: Callable[[int], bool]) -> None:
+        """Find it by measuring: outward from the predicted one, then by bisection."""
+        self.found = largest_that_fits(fits, MOST, self.predicted or 1)
 
 
 def predicted(spec: Spec, device: MeasuredDevice, alloc_conf: str = "") -> int | None:
@@ -88,30 +60,15 @@ def traced(spec: Spec, device: MeasuredDevice, most: int, alloc_conf: str = "") 
         found = trace(larger, STEPS, alloc_conf=alloc_conf)
         return found.result.fits is True
 
-    low, high = 0, most + 1
-    at, stride = most, 1
-    while high - low > 1:
-        if fits(at):
-            low = at
-        else:
-            high = at
-        at = max(1, high - stride) if low == 0 else (low + high) // 2
-        stride *= 2
-    return low
+    return largest_that_fits(fits, most, most)
 
 
 def estimated(spec: Spec, room: int) -> int | None:
     """Return the largest micro-batch with an estimated peak of at most `room` bytes; None: there are no formulas."""
-    low, high = 0, 1
     try:
-        while high <= MOST and peak(spec, high) <= room:
-            low, high = high, high * 2
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if peak(spec, middle) <= room else (low, middle)
+        return largest_that_fits(lambda batch: peak(spec, batch) <= room, MOST)
     except MemcalcError:
         return None
-    return low
 
 
 def peak(spec: Spec, batch: int) -> int:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from memcalc.files import is_file, read_text
 from memcalc.measuring.client import Worker
 from memcalc.measuring.job import Job
 from memcalc.measuring.measure import measured
-from memcalc.measuring.measurement import MeasuredDevice
+from memcalc.measuring.measurement import DONE, MeasuredDevice
 from memcalc.measuring.records import RECORDS, read_measured
 from memcalc.measuring.result import allocator_conf
 from memcalc.progress import Progress, silent
@@ -25,7 +26,7 @@ from memcalc.spec.loading import load
 from memcalc.spec.rule_sets.inference import of_training
 from memcalc.spec.spec import Spec
 from memcalc.spec.yaml_source import parse_yaml
-from memcalc.validation.max_micro_batch import MicroBatchSearch
+from memcalc.validation.max_micro_batch import LargestMicroBatch, predicted
 
 MOST_STEPS = 1_000  # as in `measure --steps`; a steady state needs only a few
 STEPS = 2  # the first step creates the optimizer states; the second is the steady state
@@ -85,7 +86,7 @@ class SuiteOutcome:
     """
 
     records: tuple[dict[str, Any], ...]
-    largest: tuple[MicroBatchSearch, ...]
+    largest: tuple[LargestMicroBatch, ...]
     refused: tuple[tuple[str, str], ...]
     fresh: int
     unkept: NotWritten | None = None
@@ -185,6 +186,11 @@ class SuiteSession:
             RECORDS.append((self.known[key],), self.records)
         return self.known[key]
 
+    def fits(self, run: SuiteRun, batch: int) -> bool:
+        """Whether a run with another micro-batch ends, by its record. Raises as `measured`."""
+        outcome: str = self.measured(run, f"micro_batch_size={batch}")["outcome"]
+        return outcome == DONE
+
     @staticmethod
     def _conf(run: SuiteRun) -> str:
         return run.alloc_conf or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF") or ""
@@ -203,7 +209,7 @@ def run_suite(
     with alone_with(records):
         sitting = SuiteSession(worker, device, records)
         found: list[dict[str, Any]] = []
-        searches: list[MicroBatchSearch] = []
+        searches: list[LargestMicroBatch] = []
         refused: list[tuple[str, str]] = []
         total = len(suite.runs) + len(suite.largest)
         for number, run in enumerate(suite.runs):
@@ -219,10 +225,9 @@ def run_suite(
             if sitting.described.kind == "cpu":
                 refused.append((f"largest batch of {run.overrides}", "a CPU has no separate memory limit."))
                 continue
-            search = MicroBatchSearch(run.overrides, run.spec(), sitting.described, run.alloc_conf)
+            search = LargestMicroBatch(run.overrides, predicted(run.spec(), sitting.described, run.alloc_conf))
             try:
-                while (batch := search.next()) is not None:
-                    search.tried(batch, sitting.measured(run, f"micro_batch_size={batch}"))
+                search.search(partial(sitting.fits, run))
             except NotWritten as error:
                 return SuiteOutcome(
                     tuple(sitting.known.values()), tuple(searches), tuple(refused), sitting.fresh, error

@@ -29,7 +29,8 @@ def worker_for(device: str | None, python: str | None = None) -> Iterator[tuple[
             yield worker, device
         return
     from memcalc.nullcuda.gpu_description import find_null_gpu
-    from memcalc.nullcuda.tracing import DEFAULT_CARD, interpreter, step_environment
+    from memcalc.nullcuda.tracing import interpreter, step_environment
+    from memcalc.spec.hardware.gpus import DEFAULT_CARD
 
     found, program = find_null_gpu(gpu or DEFAULT_CARD), interpreter(python)
     with temporary_directory("memcalc-null-") as folder:

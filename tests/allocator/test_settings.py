@@ -7,8 +7,7 @@ import re
 import pytest
 
 from memcalc.allocator.pytorch.constants import LARGE_SEGMENT
-from memcalc.allocator.pytorch.options import known_options
-from memcalc.allocator.pytorch.settings import Settings, parse_settings
+from memcalc.allocator.pytorch.settings import Settings, known_options, parse_settings
 from memcalc.allocator.pytorch.versions import Version, parse_version
 from memcalc.allocator.sizes import UNLIMITED
 from memcalc.errors import InputError

@@ -12,7 +12,7 @@ import pytest
 
 SLEEPS = """
 import time
-from memcalc.checking.parallel import mapped
+from memcalc.checking.check import mapped
 
 def sleep(seconds):
     print("begun", flush=True)

@@ -11,7 +11,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import NamedTuple
 
-from memcalc.cells.result_file import ResultFile
+from memcalc.cells.cell_sweep import ResultFile
 from memcalc.cli.app import main
 from memcalc.cli.messages import show_error
 from memcalc.cli.streams import guarded_streams

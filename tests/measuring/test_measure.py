@@ -14,7 +14,7 @@ from memcalc.documents.result import document
 from memcalc.documents.schema import documents
 from memcalc.errors import InputError, OutOfMemory, Unavailable
 from memcalc.extras import installation
-from memcalc.ledger.phases import phase_names
+from memcalc.ledger.row_drafts import phase_names
 from memcalc.measuring import Measurement, measure
 from memcalc.measuring.job import Job, encoded, job_from
 from memcalc.measuring.measure import MeasurementOutOfMemory, measured, refuse_death

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalc.cli.app import main
-from memcalc.nullcuda.sweep import LARGEST, largest_that_fits, with_micro_batch
+from memcalc.nullcuda.sweep import LARGEST, with_micro_batch
+from memcalc.units import largest_that_fits
 
 
 @given(st.integers(0, LARGEST))
@@ -23,12 +24,12 @@ def test_the_search_finds_the_largest_that_fits(largest: int) -> None:
         tried.append(size)
         return size <= largest
 
-    assert largest_that_fits(fits_at) == largest
+    assert largest_that_fits(fits_at, LARGEST) == largest
     assert len(tried) == len(set(tried)) <= 2 * max(1, largest).bit_length() + 1
 
 
 def test_a_command_that_does_not_heed_the_flag_ends_the_search() -> None:
-    assert largest_that_fits(lambda _: True) == LARGEST
+    assert largest_that_fits(lambda _: True, LARGEST) == LARGEST
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from memcalc.recomputation.evaluation import evaluate
 from memcalc.recomputation.plan import Segment, all_saved
 from memcalc.recomputation.planner import STRATEGIES
 from memcalc.recomputation.recommendation import plan_recompute
-from memcalc.recomputation.strategies.every_k import cut
 from memcalc.recomputation.strategies.lowest_peak import smallest
 from memcalc.recomputation.strategies.optimal import optimal
+from memcalc.recomputation.strategies.rules import cut
 from memcalc.recomputation.throughput import Machine, break_even, gain, slow_down, step_seconds
 from tests.cli.conftest import Run, run  # noqa: F401 -- a fixture
 

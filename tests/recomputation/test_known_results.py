@@ -7,13 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memcalc.recomputation.evaluation import evaluate
-from memcalc.recomputation.strategies.every_k import best_k, every_k
-from memcalc.recomputation.strategies.every_layer import every_layer
 from memcalc.recomputation.strategies.grid import BudgetGrid
-from memcalc.recomputation.strategies.none import save_everything
 from memcalc.recomputation.strategies.optimal import optimal
 from memcalc.recomputation.strategies.pareto import ParetoFronts, items_of
-from memcalc.recomputation.strategies.square_root import square_root
+from memcalc.recomputation.strategies.rules import best_k, every_k, every_layer, save_everything, square_root
 from tests.recomputation.chains import steps, uniform
 
 # Griewank and Walther (2000), proposition 1: steps, states kept at most, forward steps that run again.

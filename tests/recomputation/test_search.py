@@ -12,13 +12,14 @@ from memcalc.ledger.verdict import Answer, Interval, RecordedErrors, Verdict
 from memcalc.recomputation.config_chain import ConfigChain, chain_of, with_recompute
 from memcalc.recomputation.evaluation import evaluate
 from memcalc.recomputation.plan import Plan, all_saved
-from memcalc.recomputation.search import CLOSE, TRIES, JudgedPlan, PlanJudge, PlanSearch, Proposal, largest
-from memcalc.recomputation.strategies.every_layer import every_layer
+from memcalc.recomputation.search import CLOSE, MOST, TRIES, JudgedPlan, PlanJudge, PlanSearch, Proposal
 from memcalc.recomputation.strategies.lowest_peak import smallest
 from memcalc.recomputation.strategies.optimal import OptimalPlan, optimal
+from memcalc.recomputation.strategies.rules import every_layer
 from memcalc.spec.limits import Limit
 from memcalc.spec.origin import Origin
 from memcalc.spec.spec import Spec
+from memcalc.units import largest_that_fits
 from memcalc.verdict.judge import judge
 from tests.cli.conftest import Run, run  # noqa: F401 -- a fixture
 
@@ -127,7 +128,7 @@ def test_the_largest_that_fits(border: int, start: int) -> None:
         asked.append(number)
         return number <= border
 
-    assert largest(fits, start) == border
+    assert largest_that_fits(fits, MOST, start) == border
     assert len(asked) <= 2 * max(abs(border - start), 1).bit_length() + 3
     if border:
         assert {border, border + 1} <= {*asked}  # both ends are judged

@@ -12,9 +12,8 @@ import memcalc
 from memcalc.errors import DoesNotFit, InputError, Unavailable
 from memcalc.recomputation.config_chain import chain_of, with_recompute
 from memcalc.recomputation.flops import layer_flops, product_flops
-from memcalc.recomputation.selective import Selective
+from memcalc.recomputation.selective import Product, Selective, SelectiveChoice, choose
 from memcalc.recomputation.strategies.optimal import optimal
-from memcalc.recomputation.strategies.selective import Product, SelectiveChoice, choose
 from memcalc.spec.matmuls import layer_matmuls
 from tests.cli.conftest import Run, run  # noqa: F401 -- a fixture
 from tests.nullcuda.conftest import NULL_PYTHON

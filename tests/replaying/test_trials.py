@@ -9,7 +9,7 @@ import pytest
 import memcalc
 from memcalc.errors import InputError
 from memcalc.events import Event, EventType, write_events
-from memcalc.replaying.trials import COMPARED, swept
+from memcalc.replaying.allocator_replay import COMPARED, swept
 
 MIB = 2**20
 

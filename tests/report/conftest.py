@@ -6,9 +6,9 @@ import pytest
 
 from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Ledger, Rows
-from memcalc.ledger.phases import phase_names
 from memcalc.ledger.result import DeviceMemory, OutsideMemory, RankResult, Result, Textbook, known
 from memcalc.ledger.row import Row
+from memcalc.ledger.row_drafts import phase_names
 from memcalc.ledger.verdict import Answer, Interval, RecordedErrors, Verdict
 from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.spec.limits import Limit

@@ -9,9 +9,9 @@ import pytest
 from memcalc.checking.comparison import ComparisonLine, compare, largest_differences, steady_phase
 from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Ledger, Rows
-from memcalc.ledger.phases import phase_names
 from memcalc.ledger.result import DeviceMemory, OutsideMemory, Result, Source, known
 from memcalc.ledger.row import Row
+from memcalc.ledger.row_drafts import phase_names
 from memcalc.report.grid import TextTable
 from memcalc.report.screen import Screen
 from memcalc.report.tables.comparison import comparison_grids, draw_comparison, source_label

@@ -5,9 +5,8 @@ from xml.etree import ElementTree as ET
 import numpy as np
 import pytest
 
-from memcalc.report.sweeps.downsampling import MOST_CELLS, factors, merged
 from memcalc.report.sweeps.heatmaps import HeatMaps
-from memcalc.report.sweeps.svg import heat_maps
+from memcalc.report.sweeps.svg import MOST_CELLS, factors, heat_maps, merged
 from memcalc.sweeping import evaluate
 
 

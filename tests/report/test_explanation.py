@@ -3,8 +3,8 @@ import re
 import pytest
 
 from memcalc.errors import InputError
-from memcalc.ledger.phases import phase_names
 from memcalc.ledger.result import Result
+from memcalc.ledger.row_drafts import phase_names
 from memcalc.report.tables.explanation import chapters, explainable, phase_runs
 from memcalc.report.tables.parameters import parameter_grid
 from memcalc.spec.loading import load

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import memcalc
-from memcalc.progress import EVERY, counted, silent
+from memcalc.progress import silent
 from memcalc.report.progress import PATIENCE, PAUSE, shown_progress
 
 ROOT = Path(__file__).parents[2]
@@ -23,19 +23,6 @@ ROOT = Path(__file__).parents[2]
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
-
-
-@pytest.mark.parametrize(
-    ("items", "calls"),
-    [(0, [0, 0]), (1, [0, 1]), (EVERY, [0, EVERY]), (2 * EVERY + 3, [0, EVERY, 2 * EVERY, 2 * EVERY + 3])],
-)
-def test_items_are_counted_from_the_first_to_the_last(items: int, calls: list[int]) -> None:
-    told: list[tuple[str, int, int | None]] = []
-
-    passed = list(counted(range(items), "allocator", lambda *call: told.append(call), items))
-
-    assert passed == list(range(items))
-    assert told == [("allocator", done, items) for done in calls]
 
 
 def test_a_log_gets_nothing() -> None:

@@ -13,8 +13,7 @@ from memcalc.ledger.component import Component
 from memcalc.report.screen import Screen
 from memcalc.report.tables.fragmentation import fragmentation_grids
 from memcalc.report.tables.phase_log import phase_log_table
-from memcalc.report.tables.recorded_run import RecordedRun, draw_run, run_grids
-from memcalc.report.tables.tensors import tensor_grid
+from memcalc.report.tables.recorded_run import RecordedRun, draw_run, run_grids, tensor_grid
 from tests.report.runs import MIB, asked_for, two_steps
 
 Golden = Callable[[str, str], None]

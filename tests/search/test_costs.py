@@ -4,8 +4,7 @@ import pytest
 import yaml
 
 import memcalc
-from memcalc.search.costs import TERMS, Costs, costs_of
-from memcalc.search.workload import work_of
+from memcalc.search.costs import TERMS, Costs, costs_of, work_of
 from memcalc.spec.hardware.gpus import all_gpus, find_gpu
 from memcalc.spec.hardware.interconnect import FILE, System, system_of
 

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 import memcalc
 from memcalc.search.boundary_search import NEIGHBORS
-from memcalc.search.maxima import MAXIMA, MOST, SCALES, Maximum
-from memcalc.search.scaling import heads_step
+from memcalc.search.maxima import MAXIMA, MOST, SCALES, Maximum, heads_step
 from memcalc.spec.hardware.gpus import find_gpu
 from tests.properties.specs import Config, configs, examples
 from tests.records import pin_records

@@ -11,7 +11,7 @@ import torch
 
 from memcalc.errors import InputError, Unavailable
 from memcalc.ledger.component import Component
-from memcalc.ledger.phases import phase_names
+from memcalc.ledger.row_drafts import phase_names
 from memcalc.spec.loading import load
 from memcalc.step.causal_lm import build
 from memcalc.step.loop import TrainingRun

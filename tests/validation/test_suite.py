@@ -9,7 +9,7 @@ import pytest
 import memcalc
 from memcalc.errors import InputError, Unavailable
 from memcalc.measuring.measurement import MeasuredDevice
-from memcalc.validation.max_micro_batch import MicroBatchSearch, estimated, peak, predicted
+from memcalc.validation.max_micro_batch import MOST, LargestMicroBatch, estimated, peak, predicted
 from memcalc.validation.suite import alone_with, load_suite
 from memcalc.validation.summary import PredictionErrors
 
@@ -73,25 +73,30 @@ def test_two_sittings_with_one_file(tmp_path: Path) -> None:
         pass
 
 
-def record(batch: int, truth: int) -> dict[str, str]:
-    return {"outcome": "done" if batch <= truth else "out of memory"}
-
-
 @pytest.mark.parametrize("truth", [0, 1, 2, 9, 10, 11, 12, 30, 77])
 @pytest.mark.parametrize("guess", [None, 0, 1, 10, 40])
-def test_the_search_finds_the_largest_that_fits(truth: int, guess: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_finds_the_largest_that_fits(truth: int, guess: int | None) -> None:
     """The search is independent of the prediction, and needs two runs if the prediction is right."""
-    monkeypatch.setattr("memcalc.validation.max_micro_batch.predicted", lambda *_: guess)
-    search = MicroBatchSearch("x", memcalc.load("gpt2"), CARD)
-    tried = []
-    while (batch := search.next()) is not None:
-        tried.append(batch)
-        search.tried(batch, record(batch, truth))
+    search = LargestMicroBatch("x", guess)
+    tried: list[int] = []
 
-    assert search.largest == truth
+    def fits(batch: int) -> bool:
+        tried.append(batch)
+        return batch <= truth
+
+    search.search(fits)
+
+    assert search.found == truth
     assert len(tried) == len(set(tried)) <= 2 + 2 * max(truth, guess or 1).bit_length()
     if truth == guess and truth:
         assert tried == [truth, truth + 1]
+
+
+def test_no_batch_above_the_most_is_tried() -> None:
+    search = LargestMicroBatch("x", None)
+    search.search(lambda batch: batch <= MOST or pytest.fail(f"{batch} is tried"))
+
+    assert search.found == MOST
 
 
 def test_the_predicted_batch_is_the_last_with_an_estimate_that_fits() -> None:

@@ -12,20 +12,14 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from memcalc.allocator.pytorch.constants import MIN_BLOCK, SMALL_REQUEST, UNSPLIT_REST
+from memcalc.allocator.pytorch.rounding import segment_size
 from memcalc.workspaces import Script
-
-BLOCK = 512  # kMinBlockSize
-MIB = 2**20
-SMALL_REQUEST = MIB  # kSmallSize: requests up to this size share 2 MiB segments, where every remainder is split
-LARGE_REQUEST = 10 * MIB  # kMinLargeAlloc: requests from this size on get a segment of the same size
-LARGE_SEGMENT = 20 * MIB  # kLargeBuffer: size of the segment for requests between the two
-SEGMENT_STEP = 2 * MIB  # kRoundLarge: segments for requests from LARGE_REQUEST on are multiples of this
-UNSPLIT_TAIL = MIB  # a remainder must be larger to be split
 
 
 def rounded(size: int) -> int:
     """Return the size rounded up to a multiple of 512 bytes; 0 for 0."""
-    return -(-size // BLOCK) * BLOCK
+    return -(-size // MIN_BLOCK) * MIN_BLOCK
 
 
 def blocks(script: Script) -> Script:
@@ -85,14 +79,9 @@ def _tails(free: list[int], requests: list[int], least: int) -> int:
     tails = 0
     for request in requests:
         position = bisect_left(free, request)
-        rest = (free.pop(position) if position < len(free) else _segment(request)) - request
-        if rest <= UNSPLIT_TAIL:
+        rest = (free.pop(position) if position < len(free) else segment_size(request)) - request
+        if rest <= UNSPLIT_REST:
             tails += rest
         elif rest >= least:
             insort(free, rest)
     return tails
-
-
-def _segment(request: int) -> int:
-    """Return the size of the segment allocated for a large request, in bytes."""
-    return LARGE_SEGMENT if request < LARGE_REQUEST else -(-request // SEGMENT_STEP) * SEGMENT_STEP

@@ -18,3 +18,4 @@ HEADROOM = 8
 ROUNDUP_SLOTS = 16  # kRoundUpPowerOfTwoIntervals: one for each power of two from 1 MiB, the last one open-ended
 LARGEST_REQUEST = 2**60  # one exabyte: for larger requests the allocator does not even call the driver
 STREAM_SHIFT = 96  # in encoded requests the number of the CUDA stream is above the size; no run reaches 2^96 bytes
+SIZE_MASK = (1 << STREAM_SHIFT) - 1  # the bits of an encoded request without its stream

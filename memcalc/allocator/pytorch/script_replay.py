@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from memcalc.allocator.pytorch.constants import MIN_BLOCK, STREAM_SHIFT
 from memcalc.allocator.pytorch.lean import LeanAllocator, PeakBytes
@@ -16,47 +16,6 @@ if TYPE_CHECKING:
     from memcalc.allocator.blocks import Block
 
 Pairs = Sequence[tuple[int, int]]
-
-
-class ScriptAllocator(Protocol):
-    """An allocator that serves encoded requests; see `LeanAllocator`."""
-
-    @property
-    def reserved_bytes(self) -> int:
-        """Reserved bytes."""
-
-    @property
-    def peak_reserved_bytes(self) -> int:
-        """Peak reserved bytes."""
-
-    @property
-    def retries(self) -> int:
-        """How often the cache was emptied for a request."""
-
-    @property
-    def block_sizes(self) -> Sequence[int]:
-        """The size of the block of each request so far, in blocks of 512 bytes; 0 for an empty request."""
-
-    @property
-    def growth(self) -> Sequence[tuple[int, int]]:
-        """The requests that changed reserved memory: the number of each, and the reserved bytes after it."""
-
-    def play(self, script: Iterable[int], /) -> PeakBytes:
-        """Serve requests; see `LeanAllocator.play`."""
-
-    def empty_cache(self) -> None:
-        """Free cached segments, as torch.cuda.empty_cache()."""
-
-    def watch(self) -> None:
-        """Begin to record the data that `would_repeat` needs about the requests that follow."""
-
-    def would_repeat(self, carried: Callable[[], Pairs | None], /) -> bool:
-        """Return whether the requests since `watch`, if repeated, would certainly get the same blocks.
-
-        Args:
-            carried: function that returns the earlier blocks that these requests freed, each with the block that the
-                repetition frees instead, as numbers of requests; None if other requests follow.
-        """
 
 
 def allocator_of(alloc_conf: str, torch: str, usable_bytes: int | None, capacity: int | None) -> ScriptAllocator:
@@ -154,3 +113,6 @@ class FullScriptAllocator:
     def would_repeat(self, carried: Callable[[], Pairs | None], /) -> bool:  # noqa: ARG002 - as of the lean ones
         """Return False, because it is unknown."""
         return False
+
+
+ScriptAllocator = LeanAllocator | LeanExpandableAllocator | FullScriptAllocator

@@ -298,13 +298,6 @@ class Family:
         """Whether autograd saves the model's RoPE cache, which layers then read unchanged."""
         return not self.spreads_tables
 
-    def name_table(self, table: Tensor) -> None:
-        """Keep a model's variable live that its layers get as an argument.
-
-        torch/utils/checkpoint.py: a recomputed function references its arguments.
-        """
-        (self.tape.live.held if self.c.saving.checkpoints_layers else self.tape.live.names).add(table.storage)
-
     @property
     def rotated_size(self) -> str:
         """Axis of the rotary features of a head."""

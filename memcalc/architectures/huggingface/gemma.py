@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memcalc.architectures.huggingface.llama import Llama
+from memcalc.architectures.huggingface.llama import BetweenNorms, Llama
 from memcalc.architectures.huggingface.modules.experts import COPIES, grouped_experts
 from memcalc.architectures.huggingface.modules.norms import power_rms_norm, shifted_rms_norm
 from memcalc.operators import Operators
@@ -33,14 +33,10 @@ class Gemma(Llama):
         return scaled
 
 
-class Gemma2(Gemma):
+class Gemma2(BetweenNorms, Gemma):
     """Gemma2DecoderLayer: norms before and after both branches; scores and logits are soft-capped."""
 
     masks_windows = True
-
-    def layer(self) -> Tensor:
-        """Attention between two norms, then the MLP between two."""
-        return self.between_norms()
 
     def scores(self, x: Tensor) -> Tensor:
         """attn_logit_softcapping."""
@@ -51,16 +47,12 @@ class Gemma2(Gemma):
         return self.soft_capped(x, "logits")
 
 
-class Gemma3(Gemma):
+class Gemma3(BetweenNorms, Gemma):
     """Gemma3DecoderLayer: norms before and after both branches, QK norms; a separate RoPE cache for windows."""
 
     norms_heads = "together"
     masks_windows = True
     turns_windows = True
-
-    def layer(self) -> Tensor:
-        """Attention between two norms, then the MLP between two."""
-        return self.between_norms()
 
 
 class Gemma4(Gemma3):
@@ -76,14 +68,13 @@ class Gemma4(Gemma3):
 
     def layer(self) -> Tensor:
         """Attention between two norms, then the MLP between two, perhaps with experts; the sum times a buffer."""
-        norms = {"before": "input_norm", "after": "attention_output_norm"}
-        x = self.residual(self.entry(), self.attention, "attention sum", **norms)
+        x = self.residual(self.entry(), self.attention, "attention sum", self.attention_norms)
         y = self.fed_to_experts(x) if self.experts else self.fed(x)
         return self.ops.multiply_in_place(y, "layer output times layer_scalar", self.c.dtypes.parameters)
 
     def fed(self, x: Tensor) -> Tensor:
         """The residual sum with the MLP between two norms."""
-        return self.residual(x, self.mlp, "layer output", before="post_attention_norm", after="mlp_output_norm")
+        return self.residual(x, self.mlp, "layer output", self.mlp_norms)
 
     def fed_to_experts(self, x: Tensor) -> Tensor:
         """As `fed`, plus experts, which read the MLP's input before its norm; variables reference both branches."""

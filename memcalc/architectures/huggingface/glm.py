@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from memcalc.architectures.huggingface.llama import Llama
-from memcalc.programs.tape import Tensor
+from memcalc.architectures.huggingface.llama import BetweenNorms, Llama
 
 
 class Glm(Llama):
@@ -13,9 +12,5 @@ class Glm(Llama):
     spreads_tables = True
 
 
-class Glm4(Glm):
+class Glm4(BetweenNorms, Glm):
     """Glm4DecoderLayer: norms before and after both branches."""
-
-    def layer(self) -> Tensor:
-        """Attention between two norms, then the MLP between two."""
-        return self.between_norms()

@@ -16,20 +16,22 @@ class Llama(Rotary, Mlps):
 
     views_last = False  # q, k and v are split into heads after all three are projected
     norms_heads = "at once"  # or "together" (after q, k and v are projected), or "after positions"
+    # The norms before and after a branch; "": none.
+    attention_norms: tuple[str, str] = ("input_norm", "")
+    mlp_norms: tuple[str, str] = ("post_attention_norm", "")
 
     def layer(self) -> Tensor:
-        """Attention, then the MLP, each after its norm."""
-        x = self.residual(self.entry(), self.attention, "attention sum", before="input_norm")
-        return self.residual(x, self.mlp, "layer output", before="post_attention_norm")
+        """Attention, then the MLP, each with its norms."""
+        x = self.residual(self.entry(), self.attention, "attention sum", self.attention_norms)
+        return self.residual(x, self.mlp, "layer output", self.mlp_norms)
 
-    def residual(
-        self, x: Tensor, branch: Callable[[Tensor], Tensor], total: str, *, before: str = "", after: str = ""
-    ) -> Tensor:
+    def residual(self, x: Tensor, branch: Callable[[Tensor], Tensor], total: str, norms: tuple[str, str]) -> Tensor:
         """x + branch(x), with a norm before the branch, after it, or both.
 
         The variable hidden_states references the branch's input until it returns, and its output until the norm
         returns.
         """
+        before, after = norms
         given = self.norm(x, before, "d") if before else x
         made = branch(given)
         self.tape.still_referenced(given)
@@ -40,12 +42,6 @@ class Llama(Rotary, Mlps):
         y = self.ops.add(x, self.before_sum(made, total), total)
         self.tape.still_referenced(made)
         return y
-
-    def between_norms(self) -> Tensor:
-        """A layer with norms before and after both branches (Gemma 2, GLM-4)."""
-        norms = {"before": "input_norm", "after": "attention_output_norm"}
-        x = self.residual(self.entry(), self.attention, "attention sum", **norms)
-        return self.residual(x, self.mlp, "layer output", before="post_attention_norm", after="mlp_output_norm")
 
     def before_sum(self, x: Tensor, total: str) -> Tensor:  # noqa: ARG002
         """Return a branch's output as added to the residual: with a multiplier or dropout in some families."""
@@ -152,6 +148,13 @@ class Llama(Rotary, Mlps):
         if self.c.attention.kernel == "eager":
             return self.eager(q, k, v, softmax_in_fp32=True)
         return self.scaled_dot_product(q, k, v)
+
+
+class BetweenNorms(Llama):
+    """Norms before and after both branches (Gemma 2, GLM-4)."""
+
+    attention_norms = ("input_norm", "attention_output_norm")
+    mlp_norms = ("post_attention_norm", "mlp_output_norm")
 
 
 class NormedAfterPositions(Llama):

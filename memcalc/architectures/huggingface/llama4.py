@@ -60,7 +60,7 @@ class Llama4(Llama):
         attended = self.attention(normed)
         total = self.ops.add(x, attended, "attention sum")
         self.tape.still_referenced(normed)
-        y = self.residual(total, self.mlp, "layer output", before="post_attention_norm")
+        y = self.residual(total, self.mlp, "layer output", self.mlp_norms)
         self.tape.still_referenced(attended, *self.router_logits)
         return y
 

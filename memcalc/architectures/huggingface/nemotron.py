@@ -68,7 +68,7 @@ class NemotronH(Mamba2, GroupLimitedRouter):
     def layer(self) -> Tensor:
         """The layer's module, after its norm."""
         modules = {MAMBA: self.mamba, ATTENTION: self.attention, MLP: self.mlp, EXPERTS: self.routed}
-        return self.residual(self.entry(), modules[self.c.layer.mixer], "layer output", before="input_norm")
+        return self.residual(self.entry(), modules[self.c.layer.mixer], "layer output", self.attention_norms)
 
     def norm(self, x: Tensor, module: str, width: str) -> Tensor:
         """NemotronHRMSNorm."""

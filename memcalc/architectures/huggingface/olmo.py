@@ -22,10 +22,8 @@ class Olmo(Llama):
 class PostNorm(Llama):
     """Exaone4DecoderLayer: norms after the branches."""
 
-    def layer(self) -> Tensor:
-        """Attention and its norm, then the MLP and its norm."""
-        x = self.residual(self.entry(), self.attention, "attention sum", after="attention_output_norm")
-        return self.residual(x, self.mlp, "layer output", after="mlp_output_norm")
+    attention_norms = ("", "attention_output_norm")
+    mlp_norms = ("", "mlp_output_norm")
 
 
 class Exaone4(PostNorm):

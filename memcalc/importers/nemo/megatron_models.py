@@ -95,7 +95,7 @@ FIELDS: dict[str, Meaning] = {
         f"model.{name}": megatron.FIELDS[{"num_moe_experts": "num-experts"}.get(name, name.replace("_", "-"))]
         for name in _SAME
     },
-    "model.encoder_seq_length": to("training.sequence_length"),
+    **to("training.sequence_length").at("model.encoder_seq_length model.seq_length"),
     "model.normalization": megatron.FIELDS["normalization"],
     "model.activation": to("model.mlp", _ACTIVATIONS),
     "model.bias": fact("bias", "model.qkv_bias, model.output_bias, model.mlp_bias"),
@@ -117,13 +117,11 @@ FIELDS: dict[str, Meaning] = {
     "model.peft*": overcounted("NeMo's adapters"),
     "model.cpu_offloading*": overcounted("offload activations"),
     "model.qkv_bias": to("model.qkv_bias"),
-    "model.vocab_size": to("model.vocab_size"),
-    "model.seq_length": to("training.sequence_length"),
+    **to("model.vocab_size").at("model.vocab_size model.override_vocab_size"),
     "model.moe_router_topk": to("model.moe.num_experts_per_token"),
     "model.moe_ffn_hidden_size": to("model.moe.expert_intermediate_size"),
     "model.moe_layer_freq": megatron.FIELDS["moe-layer-freq"],
     "model.moe_token_dispatcher_type": megatron.FIELDS["moe-token-dispatcher-type"],
-    "model.override_vocab_size": to("model.vocab_size"),
     "model.qk_layernorm": to("model.qk_norm"),
     "model.make_vocab_size_divisible_by": fact("divisible", "model.vocab_size"),
     "model.tokenizer.type": fact("tokenizer", "rows of the vocabulary"),
@@ -135,17 +133,13 @@ FIELDS: dict[str, Meaning] = {
     "trainer*": nothing("no effect on memory"),
     "exp_manager.ema.enable": lacking("a moving average of the weights"),
     "exp_manager*": nothing("logging"),
-    "name": nothing(),
+    **nothing().at("name run*"),
     "restore_from_path": nothing("loading is not estimated"),
-    "run*": nothing(),
     "hydra*": nothing("search path of files"),
-    **{
-        name: nothing("generation is not estimated")
-        for name in (
-            *("inference*", "export*", "quantization*", "chatbot*", "chat", "server", "port", "web_*", "share"),
-            *("username", "password", "prompts*", "tensor_model_parallel_size", "pipeline_model_parallel_size"),
-        )
-    },
+    **nothing("generation is not estimated").at(
+        "inference* export* quantization* chatbot* chat server port web_* share username password prompts*",
+        "tensor_model_parallel_size pipeline_model_parallel_size",
+    ),
     "defaults": nothing("names other files of the same directory, which are not read"),
 }
 

@@ -30,42 +30,32 @@ _CONFIG: dict[str, Meaning] = {
     "share_embeddings_and_output_weights": fact("shared", "model.tie_word_embeddings"),
     "add_bias_linear": fact("bias", "model.qkv_bias, model.output_bias, model.mlp_bias"),
     "gated_linear_unit": fact("gated", "model.mlp"),
-    "activation_func": fact("activation", "model.mlp"),
-    "activation_func._target_": fact("activation", "model.mlp"),
+    **fact("activation", "model.mlp").at("activation_func activation_func._target_"),
     "make_vocab_size_divisible_by": fact("divisible", "model.vocab_size"),
     "vocab_size": to("model.vocab_size"),
     "seq_length": fact("positions", "training.sequence_length, model.max_position_embeddings"),
     "tokenizer": fact("entries", "model.vocab_size"),
     "fp8*": nothing("trainer.plugins sets it"),
     "window_*": nothing("masks"),
-    "enable_cuda_graph": lacking("CUDA graphs"),
+    **lacking("CUDA graphs").at("enable_cuda_graph external_cuda_graph"),
     "attention_backend": fact("attention", "training.attention"),
     "attention_backend.*": nothing("part of attention_backend"),
-    "external_cuda_graph": lacking("CUDA graphs"),
     "cuda_graph_*": nothing("part of CUDA graphs"),
     "fp32_residual_connection": lacking("fp32 residuals"),
     "heterogeneous_layers_*": lacking("layers with different configurations"),
     "qk_l2_norm": lacking("norms of queries and keys without weights"),
-    "mtp_loss_scaling_factor": nothing(),
+    **nothing().at(
+        "mtp_loss_scaling_factor init_* output_layer_init* layernorm_* rotary_* rope_* *_factor old_context_len",
+        "seq_len_interpolation_factor attention_softmax_in_fp32 apply_query_key_* fp16_lm_* bf16 fp16 params_dtype*",
+        "pipeline_dtype* autocast* forward_step_fn* data_step_fn* flash_* generation_config* yarn_* mscale*",
+        "deterministic_mode cp_comm_type softmax_* query_pre_attn_scalar grad_* barrier_* timers* finalize_* *_func",
+    ),
     "transformer_layer_spec*": nothing("Transformer Engine's modules are counted"),
-    **{
-        name: nothing("changes fusion and overlap, not what is saved")
-        for name in (
-            *("*_fusion", "cross_entropy_fusion_impl", "overlap_*", "tp_comm_*", "persist_layer_norm", "batch_p2p_*"),
-            *("deallocate_pipeline_outputs", "defer_embedding_*", "wgrad_*", "use_transformer_engine_*", "sharp"),
-            *("scatter_embedding_*", "parallel_output", "apply_rope_fusion", "use_te_*", "disable_parameter_*"),
-        )
-    },
-    **{
-        name: nothing()
-        for name in (
-            *("init_*", "output_layer_init*", "layernorm_*", "rotary_*", "rope_*", "*_factor", "old_context_len"),
-            *("seq_len_interpolation_factor", "attention_softmax_in_fp32", "apply_query_key_*", "fp16_lm_*", "bf16"),
-            *("fp16", "params_dtype*", "pipeline_dtype*", "autocast*", "forward_step_fn*", "data_step_fn*", "flash_*"),
-            *("generation_config*", "yarn_*", "mscale*", "deterministic_mode", "cp_comm_type"),
-            *("softmax_*", "query_pre_attn_scalar", "grad_*", "barrier_*", "timers*", "finalize_*", "*_func"),
-        )
-    },
+    **nothing("changes fusion and overlap, not what is saved").at(
+        "*_fusion cross_entropy_fusion_impl overlap_* tp_comm_* persist_layer_norm batch_p2p_*",
+        "deallocate_pipeline_outputs defer_embedding_* wgrad_* use_transformer_engine_* sharp scatter_embedding_*",
+        "parallel_output apply_rope_fusion use_te_* disable_parameter_*",
+    ),
 }
 
 # Fields of MegatronStrategy and of data modules that are Megatron-LM arguments.
@@ -103,10 +93,9 @@ FIELDS: dict[str, Meaning] = {
     "data.tokenizer.pretrained_model_name": fact("tokenizer", "model.vocab_size"),
     "data.tokenizer.model_name": fact("tokenizer", "model.vocab_size"),
     "data.tokenizer.vocab_size": fact("null_entries", "model.vocab_size"),
-    "data*": nothing("data"),
+    **nothing("data").at("data* tokenizer*"),
     "tokenizer": fact("whose_tokenizer", "model.vocab_size"),
     "tokenizer.pretrained_model_name": fact("tokenizer", "model.vocab_size"),
-    "tokenizer*": nothing("data"),
     "optim.config.optimizer": to("training.optimizer", {"adam": "adamw", "sgd": "momentum"}),
     "optim.config.use_distributed_optimizer": fact("distributed", "parallelism.zero_stage"),
     "optim.config.use_precision_aware_optimizer": overcounted("low-precision moments and gradients"),
@@ -138,11 +127,10 @@ FIELDS: dict[str, Meaning] = {
     },
     "trainer.strategy.encoder_*": lacking("an encoder's own parallelism"),
     "trainer.plugins": fact("plugins", "training.dtype, training.fp8, training.gradient_dtype"),
-    "trainer.plugins.precision": fact("precision", "training.dtype"),
+    **fact("precision", "training.dtype").at("trainer.plugins.precision trainer.precision"),
     "trainer.plugins.fp8": fact("fp8", "training.fp8"),
     "trainer.plugins.fp8_recipe": fact("fp8_recipe", "training.fp8"),
-    "trainer.plugins.fp8_param_gather": fact("fp8_params", "training.fp8_params"),
-    "trainer.plugins.fp8_params": fact("fp8_params", "training.fp8_params"),
+    **fact("fp8_params", "training.fp8_params").at("trainer.plugins.fp8_param_gather trainer.plugins.fp8_params"),
     "trainer.plugins.grad_reduce_in_fp32": fact("reduces_in_fp32", "training.gradient_dtype"),
     "trainer.plugins.fp4*": lacking("FP4 matmuls"),
     **{
@@ -150,7 +138,6 @@ FIELDS: dict[str, Meaning] = {
         for name in ("first_last_layers_bf16", "num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
     },
     "trainer.plugins.*": nothing("changes the implementation, not what is saved"),
-    "trainer.precision": fact("precision", "training.dtype"),
     "trainer.callbacks": nothing("logging, and overlaps"),
     "trainer*": nothing("no effect on memory"),
     "peft._target_": fact("peft", "training.finetune"),

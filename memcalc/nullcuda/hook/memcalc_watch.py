@@ -347,10 +347,6 @@ class Watch:
             "allocations": peak.largest_allocations(self.torch) if allocations and HISTORY and self.peaks else [],
         }
 
-    def largest(self) -> list[dict[str, Any]]:
-        """Return the live allocations at the peak, if the history was requested."""
-        return peak.largest_allocations(self.torch) if HISTORY and self.peaks else []
-
     def unmodelled(self) -> list[str]:
         """Return the names of called functions that the stubs do not model."""
         names: list[str] = []

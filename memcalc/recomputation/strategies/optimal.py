@@ -8,10 +8,10 @@ from typing import NamedTuple
 from memcalc.recomputation.chain import Chain
 from memcalc.recomputation.evaluation import Evaluation, evaluate
 from memcalc.recomputation.plan import Plan, Segment, all_saved
-from memcalc.recomputation.strategies.every_k import every_k
 from memcalc.recomputation.strategies.grid import BudgetGrid
 from memcalc.recomputation.strategies.lowest_peak import smallest
 from memcalc.recomputation.strategies.pareto import ParetoFronts, TooManyPoints, items_of
+from memcalc.recomputation.strategies.rules import every_k
 
 EXACT = 24  # maximum blocks for the exact Pareto front
 EFFORT = 150_000  # points that it may evaluate, about 10 microseconds each

@@ -9,7 +9,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memcalc.report.plots.markup import drawable
-from memcalc.report.plots.palette import LIMIT
+from memcalc.report.plots.palette import GREY, LIMIT
 from memcalc.report.plots.picture import DOTS_PER_INCH, write_picture
 from memcalc.text import shortened_in_the_middle
 
@@ -29,7 +29,6 @@ _LINES = 2  # of them
 _PER_LETTER = 6.6  # pixels at 9 points, at most
 _GAP = 12  # pixels from a bar to its words, and behind them
 _LEAST = 0.3  # of an axis: what bars keep, however long their words are
-_GREY = "#555555"
 
 
 class BarPart(NamedTuple):
@@ -129,7 +128,7 @@ def _draw(axes: Axes, panel: Panel, labels: Sequence[str], pixels: float) -> Non
     axes.set_ylim(len(panel.bars) - 0.4, -0.6)
     axes.set_xlim(0, reach)
     axes.locator_params(axis="x", nbins=_TICKS)
-    axes.set_xlabel(panel.axis, color=_GREY, fontsize=9)
+    axes.set_xlabel(panel.axis, color=GREY, fontsize=9)
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x", color="#DDDDDD", linewidth=0.6)
     axes.set_axisbelow(True)

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 from memcalc.errors import InputError, Unavailable
 from memcalc.events.memory_curve import MemoryCurve
 from memcalc.extras import installation
-from memcalc.files import write_text
+from memcalc.files import write_json, write_text
 from memcalc.ledger.result import Source
 from memcalc.report.grid import TextTable
-from memcalc.text import json_safe
 from memcalc.units import Unit
 
 if TYPE_CHECKING:
@@ -94,11 +93,9 @@ def write_plot(
     path = Path(path)
     check_target(path)
     if path.suffix.lower() == ".json":
-        import json
-
         from memcalc.documents.timeline import timeline_document
 
-        write_text(path, json_safe(json.dumps(timeline_document(curve, title, source), ensure_ascii=False)) + "\n")
+        write_json(path, timeline_document(curve, title, source))
     elif path.suffix.lower() == ".html":
         from memcalc.report.plots.html import curve_page
 

@@ -9,7 +9,7 @@ from memcalc.ledger.result import Result
 from memcalc.ledger.verdict import Verdict
 from memcalc.report.labels import REST, label
 from memcalc.report.plots.bars import BarGroup, BarPart, Panel, RunBar
-from memcalc.report.plots.palette import color
+from memcalc.report.plots.palette import OUTSIDE, color
 from memcalc.report.screens.fit_tables import CARD_WORDS, shown_gpus
 from memcalc.report.screens.fit_text import amount, layouts_sentence, minimum_sentence, short_layout, unchanged_sentence
 from memcalc.report.screens.oom_changes import settings
@@ -27,7 +27,6 @@ from memcalc.units import BYTES_PER_UNIT, Unit, format_bytes
 _TERM_COLORS = dict(
     zip(TERMS, ("#77AADD", "#EE8866", "#EEDD88", "#FFAABB", "#99DDFF", "#44BB99", "#BBCC33", "#AAAA00"), strict=True)
 )
-_OUTSIDE = "#9a9a9a"  # what PyTorch's allocator does not count
 _REST_COLOR = "#cccccc"
 _MOST_PARTS = 8  # of a bar
 _WHOLE = "#4a6fa5"  # memory with unknown parts
@@ -96,7 +95,7 @@ def _of_result(name: str, result: Result, unit: Unit) -> RunBar:
     size, parts = BYTES_PER_UNIT[unit], folded(breakdown(result), _MOST_PARTS)
     found = [BarPart(label(part), _color(part), count / size) for part, count in parts.inside.items()]
     if outside := sum(parts.outside.values()):
-        found.append(BarPart("cached, context, NCCL", _OUTSIDE, outside / size))
+        found.append(BarPart("cached, context, NCCL", OUTSIDE, outside / size))
     limit = None if result.gpu is None else result.gpu.usable_bytes / size
     needed = result.headline.device_bytes or result.ledger.peak_bytes
     return RunBar(name, tuple(found), format_bytes(needed, unit), limit, result.verdict != "does-not-fit")

@@ -10,7 +10,7 @@ from memcalc.events.downsampling import DownsampledTimeline
 from memcalc.events.memory_curve import MemoryCurve
 from memcalc.report.labels import plural
 from memcalc.report.plots.markup import drawable, heading
-from memcalc.report.plots.palette import LIMIT, RESERVED, color, name
+from memcalc.report.plots.palette import GREY, LIMIT, RESERVED, color, name
 from memcalc.report.plots.picture import write_picture
 from memcalc.report.plots.steps import AxisMark, phase_marks, step_marks
 from memcalc.units import BYTES_PER_UNIT, Unit, format_bytes, format_number
@@ -23,7 +23,6 @@ STRETCHES = 1000  # about one for each pixel of the picture's width
 _INCHES = (12.0, 6.0)  # at 100 dots an inch: 1200 x 600
 _PER_LETTER = 6.6  # pixels that a letter of an axis label takes at 9 points, at most
 _SEPARATED = 6.0  # pixels
-_GREY = "#555555"
 
 
 def save_figure(path: Path, curve: MemoryCurve, title: str, unit: Unit = "GiB") -> None:
@@ -106,10 +105,10 @@ def _phases(axes: Axes, outline: DownsampledTimeline) -> None:
     """Phases as words under the axis, upright where they are narrow, and steps in a line below them."""
     phases, steps = phase_marks(outline.spans), step_marks(outline.spans)
     axes.set_xticks([mark.begin for mark in phases], [""] * len(phases))
-    axes.tick_params(axis="x", length=5, color=_GREY)
+    axes.tick_params(axis="x", length=5, color=GREY)
     for left, right in pairwise(steps):
         assert left.end == right.begin
-        axes.axvline(right.begin, color=_GREY, linewidth=0.9, zorder=4)
+        axes.axvline(right.begin, color=GREY, linewidth=0.9, zorder=4)
     pixels = 900 / max(outline.length, 1)  # what the axes keep of 1200, about
     for mark in phases:
         if (mark.end - mark.begin) * pixels >= _SEPARATED:  # lines close together would hide the areas between them
@@ -118,14 +117,14 @@ def _phases(axes: Axes, outline: DownsampledTimeline) -> None:
     for mark in phases:
         if _fits(mark, pixels) or mark in upright:
             turned = 90 if mark in upright else 0
-            _word(axes, mark, -7, turned, _GREY)
+            _word(axes, mark, -7, turned, GREY)
     deepest = max((len(mark.word) for mark in upright), default=2)
     for mark in steps:
         if _fits(mark, pixels):
             _word(axes, mark, -14 - deepest * 5, 0, "black")
     axes.set_xlabel(
         f"allocations and releases in order: {plural(outline.length, 'event')}",
-        color=_GREY,
+        color=GREY,
         labelpad=12 + deepest * 5 + 14 * bool(steps),
     )
 

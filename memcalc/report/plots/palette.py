@@ -27,6 +27,8 @@ _COLORS: dict[Component | None, str] = {
 
 RESERVED = "#000000"
 LIMIT = "#CC0000"
+GREY = "#555555"  # axes and their labels
+OUTSIDE = "#9a9a9a"  # what PyTorch's allocator does not count
 UNATTRIBUTED = "unattributed"
 
 

@@ -12,7 +12,7 @@ from memcalc.recomputation.evaluation import Evaluation
 from memcalc.recomputation.recommendation import RecomputeResult
 from memcalc.report.plots.bars import BarGroup, BarPart, Panel, RunBar, save_bars
 from memcalc.report.plots.markup import heading
-from memcalc.report.plots.palette import LIMIT, color
+from memcalc.report.plots.palette import GREY, LIMIT, color
 from memcalc.report.plots.picture import write_picture
 from memcalc.report.screens.verdict import subject
 from memcalc.units import BYTES_PER_UNIT, Unit, format_bytes
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _INCHES = (9.0, 5.0)
-_GREY = "#555555"
 _NEAR_X, _NEAR_Y = 0.2, 0.05  # of the axes: the words of two marks that are closer would overlap
 
 
@@ -56,9 +55,9 @@ def front_figure(planning: RecomputeResult, unit: Unit = "GiB") -> Figure:
     )
     rules = [(name, found.peak_bytes / size, 100 * found.recompute_flops / flops) for name, found in planning.rules]
     for _, x, y in rules:
-        axes.plot([x], [y], "x", color=_GREY, zorder=4, clip_on=False)  # "none" is on the axis
+        axes.plot([x], [y], "x", color=GREY, zorder=4, clip_on=False)  # "none" is on the axis
     for names, x, y in together(rules):
-        axes.annotate(", ".join(names), (x, y), (5, 5), textcoords="offset points", color=_GREY, fontsize=9)
+        axes.annotate(", ".join(names), (x, y), (5, 5), textcoords="offset points", color=GREY, fontsize=9)
     chosen = planning.plan.evaluation
     axes.plot(
         [chosen.peak_bytes / size], [100 * chosen.recompute_flops / flops], "o",

@@ -16,7 +16,6 @@ from memcalc.report.terminal import draw_grid, draw_line
 from memcalc.sweeping.grid import written
 from memcalc.units import Unit, format_number
 
-SCHEMA_VERSION = 2
 FEW = 32  # cells that are listed separately
 FULLEST = 12  # that are listed, where there are more
 MOST_REASONS = 8

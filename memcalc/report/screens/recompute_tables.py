@@ -4,59 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import groupby
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from memcalc.documents.recompute import peak_place
-from memcalc.recomputation.chain import Chain
 from memcalc.recomputation.evaluation import Evaluation
 from memcalc.recomputation.plan import Segment, depth, leaves, recompute_counts
-from memcalc.recomputation.strategies.optimal import OptimalPlan
 from memcalc.recomputation.throughput import slow_down
 from memcalc.report.bar import small_bar
 from memcalc.report.grid import Column, TextTable
 from memcalc.units import Unit, format_number
 
+if TYPE_CHECKING:
+    from memcalc.recomputation.chain_file import ChainPlanning
+    from memcalc.recomputation.recommendation import RecomputeResult
+
+    TableSource = RecomputeResult | ChainPlanning  # a plan of a configuration, or of a chain from a file
+
 BAR = 24  # letters of the longest bar
-
-
-class ChainSpan(Protocol):
-    """A chain, and which of its blocks are planned."""
-
-    @property
-    def chain(self) -> Chain:
-        """All blocks."""
-
-    @property
-    def first(self) -> int:
-        """The first planned block."""
-
-    @property
-    def stop(self) -> int:
-        """The block after the last planned one."""
-
-
-class TableSource(Protocol):
-    """Input of the tables: a plan of a configuration, or of a chain from a file."""
-
-    @property
-    def configured(self) -> ChainSpan:
-        """The planned blocks and their costs."""
-
-    @property
-    def budget(self) -> int | None:
-        """Allocated bytes that fit; None: no limit is given."""
-
-    @property
-    def plan(self) -> OptimalPlan:
-        """The plan that the strategy found within the budget."""
-
-    @property
-    def rules(self) -> tuple[tuple[str, Evaluation], ...]:
-        """Peak and cost of the rules of thumb."""
-
-    @property
-    def front(self) -> tuple[OptimalPlan, ...]:
-        """Plans from the smallest to the fastest."""
 
 
 def plans_grid(planning: TableSource, unit: Unit) -> TextTable:

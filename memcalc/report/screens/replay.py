@@ -15,8 +15,6 @@ from memcalc.report.tables.fragmentation import fragmentation_grids
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
 from memcalc.units import Unit, format_bytes, format_number
 
-SAMPLES = 200  # moments in the JSON document, at most
-
 
 def draw_replay(screen: Screen, replay: ReplayComparison, unit: Unit) -> None:
     """Draw the screen of `memcalc replay`."""

@@ -33,7 +33,7 @@ def error_grid(errors: Sequence[PredictionErrors], prediction: str = "estimate")
 def largest_grid(outcome: SuiteOutcome) -> TextTable:
     """Return the largest micro-batches, predicted and measured."""
     rows = [
-        (search.overrides, "-" if search.predicted is None else str(search.predicted), _found(search.largest))
+        (search.overrides, *("-" if size is None else str(size) for size in (search.predicted, search.found)))
         for search in outcome.largest
     ]
     columns = (Column("run", wrap=True), Column("predicted", right=True), Column("found", right=True))
@@ -61,7 +61,3 @@ def _percent(share: float) -> str:
 
 def _share(share: float) -> str:
     return f"{100 * share:.0f}%"
-
-
-def _found(found: int | None) -> str:
-    return "-" if found is None else str(found)

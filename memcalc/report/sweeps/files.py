@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from pathlib import Path
 from typing import Any
 
 from memcalc.documents.sweep import columns, sweep_document
 from memcalc.errors import Unavailable
 from memcalc.extras import installation
-from memcalc.files import write_text, writing
+from memcalc.files import write_json, write_text, writing
 from memcalc.report.plots.files import check_place
 from memcalc.report.sweeps.svg import heat_map_page, heat_maps
 from memcalc.sweeping.grid import written
 from memcalc.sweeping.table import Table
-from memcalc.text import json_safe
 from memcalc.units import Unit
 
 TABLES = (".csv", ".json", ".parquet")
@@ -55,7 +53,7 @@ def write_output(path: Path, table: Table, name: str, notes: tuple[str, ...] = (
         with writing(path) as file:
             parquet.write_table(arrow.table(arrays), file)
     elif suffix == ".json":
-        write_text(path, json_safe(json.dumps(sweep_document(table, name, notes), ensure_ascii=False)) + "\n")
+        write_json(path, sweep_document(table, name, notes))
     else:
         write_text(path, sweep_csv(table) + "\n")
 

@@ -11,11 +11,11 @@ from memcalc.events.phase_log import PhaseLogLine
 from memcalc.report.grid import Column, TextTable
 from memcalc.report.plots.html import html_table
 from memcalc.report.screen import Screen
+from memcalc.report.tables.phases import PEAK_MARK
 from memcalc.report.terminal import draw_grid
 from memcalc.units import Unit, format_number
 
 WIDTH = 100  # of the table as text
-_PEAK = "<- peak"
 
 
 @dataclass(frozen=True, repr=False)
@@ -76,7 +76,7 @@ def phase_log_table(curve: MemoryCurve, unit: Unit) -> TextTable:
             strong.add(len(rows))
         change = f"{'+' if line.change > 0 else ''}{format_number(line.change, unit)}"
         sizes = (format_number(line.end, unit), change, format_number(line.peak, unit))
-        rows.append((_name(line, last), *sizes, _PEAK if holds_peak else ""))
+        rows.append((_name(line, last), *sizes, PEAK_MARK if holds_peak else ""))
     what = "Allocated" if curve.allocated is not None else "Requested"
     numbers = (Column("at its end", right=True), Column("change", right=True), Column("peak", right=True))
     return TextTable(

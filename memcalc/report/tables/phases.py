@@ -10,7 +10,7 @@ from memcalc.report.grid import Column, TextTable
 from memcalc.units import Unit, format_number
 
 _BAR_WIDTH = 32
-_PEAK = "<- peak"
+PEAK_MARK = "<- peak"
 
 
 def phase_grid(result: Sizing, unit: Unit) -> TextTable:
@@ -19,7 +19,7 @@ def phase_grid(result: Sizing, unit: Unit) -> TextTable:
     rows = []
     for phase in ledger.phases:
         bar = small_bar(ledger.totals[phase], ledger.peak_bytes, _BAR_WIDTH)
-        mark = f" {_PEAK}" if phase == ledger.peak_phase else ""
+        mark = f" {PEAK_MARK}" if phase == ledger.peak_phase else ""
         rows.append((phase, format_number(ledger.totals[phase], unit), bar + mark))
     columns = (Column("phase"), Column(unit, right=True), Column("peak allocated"))
     return TextTable("Phases", columns, rows, frozenset({ledger.phases.index(ledger.peak_phase)}))

@@ -9,7 +9,7 @@ from memcalc.ledger.component import Component
 from memcalc.ledger.result import Result
 from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import label, meaning, percent, rank_text, shortened
-from memcalc.report.plots.palette import color
+from memcalc.report.plots.palette import OUTSIDE, color
 from memcalc.report.screens.verdict import assumed, because, error_bars, figures, limit_text, subject, verdict
 from memcalc.report.tables.breakdown import breakdown, host_grid
 from memcalc.report.tables.explanation import chapters
@@ -20,8 +20,6 @@ from memcalc.report.views.sections import Section, list_section, table_section, 
 from memcalc.text import harmless
 from memcalc.units import Unit, format_bytes, format_number
 from memcalc.verdict.reasons import Reason
-
-OUTSIDE = "#9a9a9a"  # what PyTorch's allocator does not count
 
 
 def estimate_view(result: Result, sections: list[Section]) -> dict[str, Any]:

@@ -152,8 +152,7 @@ def configuration(text: str, where: str) -> Any:
     if architecture is None and family not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise InputError(
             f"memcalc has no formulas for the model family {shown(family)}, and transformers "
-            f"{transformers.__version__} has no "
-            f"causal language model of this type.{nearest(family)}",
+            f"{transformers.__version__} has no causal language model of this type.{nearest(family)}",
             f'{LISTED} For another class of transformers, set "architectures": ["..."] there. For your own module: '
             "memcalc.trace(module, inputs).",
             where,

@@ -8,7 +8,7 @@ from memcalc.spec.finetuning import base_dtype, packing_dtype
 from memcalc.spec.fsdp import FsdpSpec, Wrap
 from memcalc.spec.model_families.conversion import built_in_fp32
 from memcalc.spec.recipes import RECIPES
-from memcalc.spec.rule_sets.violations import Violation
+from memcalc.spec.rule_sets.violations import Violation, only
 from memcalc.spec.spec import Spec
 from memcalc.spec.training import ParallelismSpec, TrainingSpec
 from memcalc.spec.yaml_source import Path
@@ -111,13 +111,9 @@ def flat_parameters(spec: Spec) -> Iterator[Violation]:
     training, parallelism, model = spec.training, spec.parallelism, spec.model
     if parallelism.engine != "fsdp1":
         return
-    for name in ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel"):
-        if getattr(parallelism, name) > 1:
-            yield Violation(
-                ("parallelism", name),
-                f"{name} = {getattr(parallelism, name)} is not modelled with engine = fsdp1.",
-                f"Set {name}: 1, or engine: fsdp2.",
-            )
+    problem, remedy = "{} is not modelled with engine = fsdp1.", "engine: fsdp2"
+    degrees = ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel")
+    yield from only(spec, {f"parallelism.{name}": (1,) for name in degrees}, problem, remedy)
     loaded = parallelism.fsdp.load_dtype
     if loaded not in (None, "fp32") and RECIPES[training.recipe].weights != "fp32":
         yield Violation(
@@ -125,19 +121,13 @@ def flat_parameters(spec: Spec) -> Iterator[Violation]:
             f"load_dtype = {loaded} needs fp32 shards, but recipe = {training.recipe}.",
             "Set recipe: amp, or leave load_dtype out.",
         )
-    fields: dict[str, tuple[object, tuple[object, ...]]] = {
-        "recipe": (training.recipe, ("pure", "amp", "fp32")),
-        "ema": (training.ema, ("none",)),
-        "fp8": (training.fp8, ("none",)),
-        "optimizer_in_backward": (training.optimizer_in_backward, (False,)),
+    fields: dict[str, tuple[object, ...]] = {
+        "training.recipe": ("pure", "amp", "fp32"),
+        "training.ema": ("none",),
+        "training.fp8": ("none",),
+        "training.optimizer_in_backward": (False,),
     }
-    for field, (value, known) in fields.items():
-        if value not in known:
-            yield Violation(
-                ("training", field),
-                f"{field} = {str(value).lower()} is not modelled with engine = fsdp1.",
-                f"Set {field}: {' or '.join(str(each).lower() for each in known)}, or engine: fsdp2.",
-            )
+    yield from only(spec, fields, problem, remedy)
     wide = built_in_fp32(model.architecture) if training.implementation == "huggingface" else ()
     if (wide or training.fp32_modules) and base_dtype(training) != "fp32":
         yield Violation(

@@ -101,8 +101,7 @@ def _spread(spec: Spec) -> Iterator[Violation]:
         yield Violation(
             ("inference", "quantization"),
             f"quantization = {asked.quantization} is not modelled with tensor_parallel = "
-            f"{parallelism.tensor_parallel}: "
-            "bitsandbytes packs only whole weight matrices.",
+            f"{parallelism.tensor_parallel}: bitsandbytes packs only whole weight matrices.",
             "Set tensor_parallel: 1, or quantization: none.",
         )
 

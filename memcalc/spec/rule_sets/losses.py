@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memcalc.spec.rule_sets.violations import Violation, setting, shown
+from memcalc.spec.rule_sets.violations import Violation, only
 from memcalc.spec.spec import Spec
 from memcalc.spec.training import TOKENWISE
 
@@ -19,8 +19,7 @@ def loss(spec: Spec) -> Iterator[Violation]:
         yield Violation(
             ("training", "loss_upcast"),
             f"loss_upcast = false needs implementation = plain and loss = materialized, not {training.implementation} "
-            "and "
-            f"{kind}.",
+            f"and {kind}.",
             "Set loss_upcast: true, or implementation: plain and loss: materialized.",
         )
     whole = kind not in TOKENWISE or not training.loss_recompute
@@ -55,8 +54,7 @@ def loss(spec: Spec) -> Iterator[Violation]:
         yield Violation(
             ("training", "logits_dtype"),
             f"logits_dtype = fp32 needs logits, but implementation = {training.implementation} with loss = {kind} "
-            "returns "
-            "none.",
+            "returns none.",
             "Set logits_dtype: compute.",
         )
     if kind not in TOKENWISE or training.implementation == "megatron":
@@ -118,22 +116,15 @@ def _pairs(spec: Spec) -> Iterator[Violation]:
 
 def _classification(spec: Spec) -> Iterator[Violation]:
     """Yield violations by fields that do not apply to a classification head."""
-    training, model, parallelism = spec.training, spec.model, spec.parallelism
-    if not model.num_labels:
+    if not spec.model.num_labels:
         return
-    fields = {
-        ("training", "implementation"): (training.implementation, ("plain", "huggingface")),
-        ("model", "tie_word_embeddings"): (model.tie_word_embeddings, (False,)),
-        ("model", "lm_head_bias"): (model.lm_head_bias, (False,)),
-        ("training", "loss"): (training.loss, ("materialized",)),
-        ("parallelism", "tensor_parallel"): (parallelism.tensor_parallel, (1,)),
-        ("parallelism", "pipeline_parallel"): (parallelism.pipeline_parallel, (1,)),
+    fields: dict[str, tuple[object, ...]] = {
+        "training.implementation": ("plain", "huggingface"),
+        "model.tie_word_embeddings": (False,),
+        "model.lm_head_bias": (False,),
+        "training.loss": ("materialized",),
+        "parallelism.tensor_parallel": (1,),
+        "parallelism.pipeline_parallel": (1,),
     }
-    for key, (value, known) in fields.items():
-        if value not in known:
-            yield Violation(
-                key,
-                f"num_labels = {model.num_labels} makes a classification head, which does not support {key[1]} = "
-                f"{shown(value)}.",
-                f"Set {setting(key[1], known)}, or num_labels: 0.",
-            )
+    problem = f"num_labels = {spec.model.num_labels} makes a classification head, which does not support {{}}."
+    yield from only(spec, fields, problem, "num_labels: 0")

@@ -64,8 +64,7 @@ def _kernels(spec: Spec, optimizers: tuple[str, ...]) -> Iterator[Violation]:
         yield Violation(
             ("training", "optimizer_options", "paged"),
             f"paged = true needs the GPU kernels of bitsandbytes, but offload = {spec.parallelism.offload} runs the "
-            "optimizer "
-            "on the CPU.",
+            "optimizer on the CPU.",
             "Set paged: false; offload already keeps the states in host memory.",
         )
 

@@ -59,8 +59,7 @@ def _options(spec: Spec) -> Iterator[Violation]:
         yield Violation(
             ("training", "optimizer_options", "embeddings_32bit"),
             f"embeddings_32bit = true does not apply to recipe = {spec.training.recipe}: bitsandbytes does not "
-            "recognize "
-            "master weights as embeddings.",
+            "recognize master weights as embeddings.",
             "Set recipe: fp32, amp or pure, or embeddings_32bit: false.",
         )
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from memcalc.spec.layers import windows_among
 from memcalc.spec.model_families.conversion import built_in_fp32
 from memcalc.spec.recipes import RECIPES
-from memcalc.spec.rule_sets.violations import Violation, divisors, setting, shown
+from memcalc.spec.rule_sets.violations import Violation, divisors, only
 from memcalc.spec.spec import Spec
 from memcalc.spec.yaml_source import Path
 
@@ -64,22 +64,22 @@ def megatron(spec: Spec) -> Iterator[Violation]:
             f"{'experts' if model.moe else 'latent attention'}.",
             "Set attention: flash, or implementation: plain.",
         )
-    shape = {
-        "position_embedding": (model.position_embedding, ("rope", "learned", "none")),
-        "norms_per_layer": (model.norms_per_layer, (2,)),
-        "norm_placement": (model.norm_placement, ("before",)),
-        "embedding_size": (model.embedding_size, (model.hidden_size,)),
-        "qk_norm_width": (model.qk_norm_width if model.qk_norm else "head", ("head",)),
-        "attention_sinks": (model.attention_sinks, (False,)),
-        "embedding_norm": (model.embedding_norm, (False,)),
+    shape: dict[str, tuple[object, ...]] = {
+        "model.position_embedding": ("rope", "learned", "none"),
+        "model.norms_per_layer": (2,),
+        "model.norm_placement": ("before",),
+        "model.embedding_size": (model.hidden_size,),
+        "model.qk_norm_width": ("head",),
+        "model.attention_sinks": (False,),
+        "model.embedding_norm": (False,),
     }
-    for field, (value, known) in shape.items():
-        if value not in known:
-            yield Violation(
-                ("model", field),
-                f"{field} = {shown(value)} is not modelled with implementation = megatron.",
-                f"Set {setting(field, known)}, or implementation: plain.",
-            )
+    yield from only(
+        spec,
+        shape,
+        "{} is not modelled with implementation = megatron.",
+        "implementation: plain",
+        {} if model.qk_norm else {"model.qk_norm_width": "head"},
+    )
 
 
 def torchtitan(spec: Spec) -> Iterator[Violation]:
@@ -90,43 +90,41 @@ def torchtitan(spec: Spec) -> Iterator[Violation]:
     training, model, parallelism = spec.training, spec.model, spec.parallelism
     if training.implementation != "torchtitan":
         return
-    fields: dict[Path, tuple[object, tuple[object, ...]]] = {
-        ("parallelism", "engine"): (parallelism.engine, ("fsdp2",)),
-        ("training", "recipe"): (training.recipe, ("amp",)),
-        ("training", "loss"): (training.loss, ("materialized", "vocab-parallel")),
-        ("training", "attention"): (training.attention, ("flash",)),
-        ("model", "normalization"): (model.normalization, ("rmsnorm",)),
-        ("model", "mlp"): (model.mlp, ("swiglu",)),
-        ("model", "position_embedding"): (model.position_embedding, ("rope",)),
-        ("model", "norms_per_layer"): (model.norms_per_layer, (2,)),
-        ("model", "norm_placement"): (model.norm_placement, ("before",)),
-        ("model", "qkv_bias"): (model.qkv_bias, (False,)),
-        ("model", "output_bias"): (model.output_bias, (False,)),
-        ("model", "mlp_bias"): (model.mlp_bias, (False,)),
-        ("model", "qk_norm_width"): (model.qk_norm_width if model.qk_norm else "head", ("head",)),
-        ("model", "tie_word_embeddings"): (model.tie_word_embeddings, (False,)),
-        ("model", "parallel_block"): (model.parallel_block, (False,)),
-        ("model", "embedding_norm"): (model.embedding_norm, (False,)),
-        ("model", "embedding_size"): (model.embedding_size, (model.hidden_size,)),
-        ("model", "final_norm"): (model.final_norm, (True,)),
-        ("model", "moe"): (model.moe and "experts", (None,)),
-        ("model", "mla"): (model.mla and "latent attention", (None,)),
-        ("model", "attention_sinks"): (model.attention_sinks, (False,)),
-        ("model", "norm_weight"): (model.norm_weight, (True,)),
-        ("parallelism", "sequence_parallel"): (
-            parallelism.sequence_parallel or parallelism.tensor_parallel == 1,
-            (True,),
-        ),
-        ("parallelism", "pipeline_parallel"): (parallelism.pipeline_parallel, (1,)),
-        ("parallelism", "context_parallel"): (parallelism.context_parallel, (1,)),
+    fields: dict[str, tuple[object, ...]] = {
+        "parallelism.engine": ("fsdp2",),
+        "training.recipe": ("amp",),
+        "training.loss": ("materialized", "vocab-parallel"),
+        "training.attention": ("flash",),
+        "model.normalization": ("rmsnorm",),
+        "model.mlp": ("swiglu",),
+        "model.position_embedding": ("rope",),
+        "model.norms_per_layer": (2,),
+        "model.norm_placement": ("before",),
+        "model.qkv_bias": (False,),
+        "model.output_bias": (False,),
+        "model.mlp_bias": (False,),
+        "model.qk_norm_width": ("head",),
+        "model.tie_word_embeddings": (False,),
+        "model.parallel_block": (False,),
+        "model.embedding_norm": (False,),
+        "model.embedding_size": (model.hidden_size,),
+        "model.final_norm": (True,),
+        "model.moe": (None,),
+        "model.mla": (None,),
+        "model.attention_sinks": (False,),
+        "model.norm_weight": (True,),
+        "parallelism.sequence_parallel": (True,),
+        "parallelism.pipeline_parallel": (1,),
+        "parallelism.context_parallel": (1,),
     }
-    for key, (value, known) in fields.items():
-        if value not in known:
-            yield Violation(
-                key,
-                f"{key[-1]} = {shown(value)} is not modelled with implementation = torchtitan.",
-                f"Set {setting(str(key[-1]), known)}, or implementation: plain.",
-            )
+    given = {
+        "model.qk_norm_width": model.qk_norm_width if model.qk_norm else "head",
+        "model.moe": model.moe and "experts",
+        "model.mla": model.mla and "latent attention",
+        "parallelism.sequence_parallel": parallelism.sequence_parallel or parallelism.tensor_parallel == 1,
+    }
+    problem = "{} is not modelled with implementation = torchtitan."
+    yield from only(spec, fields, problem, "implementation: plain", given)
     if parallelism.shards == 1:
         yield Violation(
             ("parallelism", "data_parallel"),
@@ -261,8 +259,7 @@ def one_dtype(spec: Spec) -> Iterator[Violation]:
         yield Violation(
             ("training", "recipe"),
             f"recipe = {training.recipe} does not run under FSDP2, which rejects parameters of two dtypes: "
-            "transformers "
-            f"builds {', '.join(wide)} of {spec.model.architecture} in fp32.",
+            f"transformers builds {', '.join(wide)} of {spec.model.architecture} in fp32.",
             "Set recipe: amp or fp32, another engine, or implementation: plain.",
         )
 

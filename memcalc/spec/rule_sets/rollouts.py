@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memcalc.spec.rule_sets.violations import Violation, setting
+from memcalc.spec.rule_sets.violations import Violation, only
 from memcalc.spec.spec import Spec
 
 
 def rollouts(spec: Spec) -> Iterator[Violation]:
     """A completion follows a prompt; generation is that of one rank that has all weights."""
-    training, parallelism = spec.training, spec.parallelism
+    training = spec.training
     if training.completion_length is None:
         if training.steps_per_generation is not None:
             yield Violation(
@@ -33,17 +33,12 @@ def rollouts(spec: Spec) -> Iterator[Violation]:
             "generation of a model with separate heads in full attention is not modelled.",
             "Leave completion_length out, or dry-run the program: `memcalc dry-run --gpu GPU -- python script.py`.",
         )
-    fields = {
-        ("training", "implementation"): (training.implementation, ("plain", "huggingface")),
-        ("parallelism", "zero_stage"): (parallelism.zero_stage, (0, 1, 2)),
-        ("parallelism", "tensor_parallel"): (parallelism.tensor_parallel, (1,)),
-        ("parallelism", "pipeline_parallel"): (parallelism.pipeline_parallel, (1,)),
-        ("parallelism", "context_parallel"): (parallelism.context_parallel, (1,)),
+    fields: dict[str, tuple[object, ...]] = {
+        "training.implementation": ("plain", "huggingface"),
+        "parallelism.zero_stage": (0, 1, 2),
+        "parallelism.tensor_parallel": (1,),
+        "parallelism.pipeline_parallel": (1,),
+        "parallelism.context_parallel": (1,),
     }
-    for key, (value, known) in fields.items():
-        if value not in known:
-            yield Violation(
-                key,
-                f"{key[1]} = {value} is not modelled with completion_length = {training.completion_length}.",
-                f"Set {setting(key[1], known)}, or leave completion_length out.",
-            )
+    problem = f"{{}} is not modelled with completion_length = {training.completion_length}."
+    yield from only(spec, fields, problem, "leave completion_length out")

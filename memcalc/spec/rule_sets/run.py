@@ -189,8 +189,7 @@ def _weight_dtype(spec: Spec) -> Iterator[Violation]:
         yield Violation(
             ("training", "weight_dtype"),
             f"weight_dtype = {weights} is not dtype = {training.dtype}, but recipe = {training.recipe} computes in the "
-            "dtype "
-            "of the weights.",
+            "dtype of the weights.",
             "Set recipe: pure and autocast: true, or leave weight_dtype out.",
         )
     elif spec.parallelism.zero_stage or spec.parallelism.tensor_parallel > 1 or training.fp8 != "none":

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memcalc.spec.rule_sets.violations import Violation, setting, shown
+from memcalc.spec.rule_sets.violations import Violation, only
 from memcalc.spec.spec import Spec
 from memcalc.spec.training import TOKENWISE
 
 
 def teacher(spec: Spec) -> Iterator[Violation]:
     """A teacher runs whole on each rank, or sharded as the student is, and both return all logits."""
-    training, parallelism, model = spec.training, spec.parallelism, spec.model
+    training, model = spec.training, spec.model
     if training.teacher is None:
         if training.teacher_dtype is not None:
             yield Violation(
@@ -39,23 +39,17 @@ def teacher(spec: Spec) -> Iterator[Violation]:
             f"loss = {training.loss} returns no logits, which a teacher is compared with.",
             "Set loss: materialized, or loss: chunked with loss_recompute: false and chunked_head: true.",
         )
-    fields = {
-        ("training", "implementation"): (training.implementation, ("plain", "huggingface")),
-        ("training", "chunked_head"): (training.chunked_head, (True,)),
-        ("training", "pairs"): (training.pairs, (False,)),
-        ("training", "reference_model"): (training.reference_model, (False,)),
-        ("training", "completion_length"): (training.completion_length, (None,)),
-        ("training", "loss_shift"): (training.loss_shift, ("labels",)),
-        ("model", "num_labels"): (model.num_labels, (0,)),
-        ("parallelism", "tensor_parallel"): (parallelism.tensor_parallel, (1,)),
-        ("parallelism", "pipeline_parallel"): (parallelism.pipeline_parallel, (1,)),
-        ("parallelism", "context_parallel"): (parallelism.context_parallel, (1,)),
-        ("parallelism", "expert_parallel"): (parallelism.expert_parallel, (1,)),
+    fields: dict[str, tuple[object, ...]] = {
+        "training.implementation": ("plain", "huggingface"),
+        "training.chunked_head": (True,),
+        "training.pairs": (False,),
+        "training.reference_model": (False,),
+        "training.completion_length": (None,),
+        "training.loss_shift": ("labels",),
+        "model.num_labels": (0,),
+        "parallelism.tensor_parallel": (1,),
+        "parallelism.pipeline_parallel": (1,),
+        "parallelism.context_parallel": (1,),
+        "parallelism.expert_parallel": (1,),
     }
-    for key, (value, known) in fields.items():
-        if value not in known:
-            yield Violation(
-                key,
-                f"{key[1]} = {shown(value)} is not modelled with a teacher.",
-                f"Set {setting(key[1], known)}, or leave teacher out.",
-            )
+    yield from only(spec, fields, "{} is not modelled with a teacher.", "leave teacher out")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from operator import attrgetter
 from typing import NamedTuple
 
+from memcalc.spec.spec import Spec
 from memcalc.spec.yaml_source import Path
+
+NOTHING: Mapping[str, object] = {}
 
 
 class Violation(NamedTuple):
@@ -14,6 +18,30 @@ class Violation(NamedTuple):
     key: Path
     problem: str
     remedy: str
+
+
+def only(
+    spec: Spec,
+    known: Mapping[str, tuple[object, ...]],
+    problem: str,
+    remedy: str,
+    given: Mapping[str, object] = NOTHING,
+) -> Iterator[Violation]:
+    """Yield a violation for each field with a value that is not among the known ones.
+
+    Args:
+        spec: the run.
+        known: the valid values of each field, by its dotted path.
+        problem: the sentence with "{}" in place of "field = value".
+        remedy: the alternative to these values, which ends "Set ..., or ".
+        given: values that replace those of the spec, by path.
+    """
+    for path, values in known.items():
+        key = tuple(path.split("."))
+        value = given[path] if path in given else attrgetter(path)(spec)
+        if value not in values:
+            is_given = problem.format(f"{key[-1]} = {shown(value)}")
+            yield Violation(key, is_given, f"Set {setting(key[-1], values)}, or {remedy}.")
 
 
 def divisors(number: int) -> str:

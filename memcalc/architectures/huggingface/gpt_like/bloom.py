@@ -25,7 +25,7 @@ class Bloom(Mlps):
     def shared_tables(self) -> None:
         """Write ALiBi's slopes, the resulting biases, which are arguments of the layers, and the mask."""
         self.tape.live.names.add(self.shared_table("slopes", ("h",), "fp32").storage)
-        self.name_table(self.alibi())
+        self.name_argument(self.alibi().storage, stays=self.c.saving.checkpoints_layers)
         super().shared_tables()
 
     def alibi(self) -> Tensor:

@@ -57,7 +57,8 @@ class Falcon(Rotary, Mlps):
         c = self.c
         if self.alibi:
             self.tape.live.names.add(self.shared_table("tokens that count", ("b", "s"), "int64").storage)
-            self.name_table(self.shared_table("alibi", ("b", "h", "s"), c.dtypes.embedded))
+            alibi = self.shared_table("alibi", ("b", "h", "s"), c.dtypes.embedded)
+            self.name_argument(alibi.storage, stays=c.saving.checkpoints_layers)
         if c.attention.kernel == "eager":
             return
         if self.alibi:

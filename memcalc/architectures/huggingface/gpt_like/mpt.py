@@ -20,7 +20,8 @@ class Mpt(Mlps):
     def shared_tables(self) -> None:
         """Write ALiBi's biases, for as many tokens as the model has positions, and the mask, which autograd saves."""
         positions = self.shared_table("positions", ("S",), "int32")
-        self.name_table(self.shared_table("alibi", ("h", "S"), "fp32", positions))
+        alibi = self.shared_table("alibi", ("h", "S"), "fp32", positions)
+        self.name_argument(alibi.storage, stays=self.c.saving.checkpoints_layers)
         truth = self.causal_truth("causal mask, truth")
         added = self.shared_table("causal mask to be added", self.mask, self.c.dtypes.embedded, truth)
         self.tape.hold(self.shared_table("causal mask", self.mask, "bool", added))
