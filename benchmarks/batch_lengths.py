@@ -3,8 +3,8 @@
     python -m benchmarks.batch_lengths [FAMILY:SEED:NUMBER ...]
 
 For each recorded program it prints by how many percent the smallest memory on which a replay finishes exceeds that of
-batches of one length: first for each length of the first two batches, in eighths of the longest, then for random orders
-of 10 and of 90 batches that begin with the same 10.
+batches of one length: first for the orders of the verdict, then for each length of the first two batches, in eighths of
+the longest, then for random orders of 10 and of 90 batches that begin with the same 10.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from benchmarks.programs.compare import settings, write_files
 from benchmarks.programs.record import read_records, record_path
 from memcalc.errors import OutOfMemory
 from memcalc.importers.loading import load
+from memcalc.simulation.batch_lengths import orders_of
 from memcalc.simulation.simulated_run import run_requests
 from memcalc.spec.spec import Spec
 from memcalc.stream.requests import Replay, replay
@@ -43,6 +44,7 @@ def main() -> None:
         base = played(spec, ())
         assert base is not None
         print(f"{name}: {base.reserved_bytes / 2**20:.0f} MiB with batches of {longest} tokens")
+        print("  orders of the verdict:", *(excess(spec, lengths, base) for lengths in orders_of(spec)))
         for first in FIRST:
             found = [excess(spec, [longest * each // 8 for each in (first, second, 8, 8)], base) for second in SECOND]
             print(f"  first {first}/8, second {'/8, '.join(map(str, SECOND))}/8:", *found)
