@@ -245,13 +245,14 @@ class Family:
         first = ops.table(f"{name}: in the window, and allowed", shape, "bool", of=(inside,))
         causal = ops.table(f"{name}: not behind", shape, "bool", of=counted)
         if of_sequences:
-            allowed = ops.table(f"{name}: in the window, and not behind", shape, "bool", of=(first, causal))
+            both = ops.table(f"{name}: in the window, and not behind", shape, "bool", of=(first, causal))
+            allowed = ops.table(f"{name}: in the window, not behind, and allowed", shape, "bool", of=(both,))
             tokens = ops.table(f"{name}: of tokens", ("b", self.c.keys), "bool", of=counted[1:])
-            both = self.shared_table(name, self.mask_of_sequences, "bool", allowed, tokens, table=table)
+            mask = self.shared_table(name, self.mask_of_sequences, "bool", allowed, tokens, table=table)
         else:
-            both = self.shared_table(name, shape, "bool", first, causal, table=table)
+            mask = self.shared_table(name, shape, "bool", first, causal, table=table)
         self.tape.still_referenced(*counted)
-        return both
+        return mask
 
     def rotary_tables(self, *, windows: bool | None) -> list[Tensor]:
         """The model's rotary embedding: cos and sin of angles, times a factor, in the embeddings' dtype."""
