@@ -83,8 +83,8 @@ FIELDS: dict[str, Meaning] = {
     "zero_optimization.offload_param*": nothing("part of the offload"),
     "zero_optimization.reduce_bucket_size": part("parallelism.zero_optimization.reduce_bucket_size"),
     "zero_optimization.overlap_comm": part("parallelism.zero_optimization.overlap_comm"),
-    # zero/config.py: the default, which is counted. A smaller bucket holds less.
-    "zero_optimization.allgather_bucket_size": lacking("a separate bucket size", _DEFAULT, beyond=500_000_000),
+    # runtime/utils.py, all_gather_into_tensor_dp_groups: into the flat weights, whatever the size.
+    "zero_optimization.allgather_bucket_size": nothing("updated weights are gathered in place"),
     **{
         f"zero_optimization.{prefix}{name}": meaning
         for prefix in ("", "stage3_")
@@ -174,6 +174,7 @@ def finish_deepspeed(draft: Draft) -> None:
         {key.removeprefix(beginning): each for key, each in draft.given_fields.items() if key.startswith(beginning)},
     )
     place_copies(draft)
+    _place_sums(draft)
     fields = draft.given_fields
     params = {"torch_adam": fields.get("optimizer.params.torch_adam")}
     optimizer = {"type": fields.get("optimizer.type"), "params": params}
@@ -184,6 +185,30 @@ def finish_deepspeed(draft: Draft) -> None:
     if "training.global_batch_size" in draft.values and not micro:
         draft.default("training.gradient_accumulation_steps", 1)  # runtime/config.py, _set_batch_related_parameters
     place_optimizer(draft, _place(draft, "offload", "cpu_offload"), _place(draft, "offload_param", "cpu_offload_param"))
+
+
+def _place_sums(draft: Draft) -> None:
+    """Set where gradients of 16-bit weights are summed: in fp32, if data_types.grad_accum_dtype says so, or elsewhere.
+
+    runtime/engine.py, _do_optimizer_sanity_check: BF16_Optimizer runs at stage 1 with fp32 sums, and without ZeRO in
+    the pipeline engine, with sums in bf16.
+    """
+    stage, offloads = (
+        draft.given("parallelism.zero_stage"),
+        draft.facts.get("offload") or draft.facts.get("cpu_offload"),
+    )
+    sums = draft.given("training.gradient_dtype")
+    half = draft.given("training.dtype")
+    in_fp32 = half in ("bf16", "fp16") and sums == "fp32"
+    if half == "bf16" and ((stage == 1 and in_fp32 and not offloads) or (stage == 0 and draft.facts.get("pipelined"))):
+        draft.values["training.recipe"] = "mixed-20"
+        draft.values["parallelism.zero_stage"] = 1
+        draft.default("training.gradient_dtype", "bf16")
+        draft.default("training.zero_grad", "zero")
+        draft.default("parallelism.zero_optimization.bf16_optimizer", True)
+    elif in_fp32:
+        what = "gradients of 16-bit weights summed in fp32"
+        draft.limit(what, "they are summed in the weights' dtype", holds_memory=True)
 
 
 def _ask_precision(draft: Draft) -> None:

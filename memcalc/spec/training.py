@@ -42,7 +42,7 @@ Schedule = Literal[
 ]
 TorchVersion = Literal["v2.6", "v2.7", "v2.8", "v2.9", "v2.10", "v2.11", "v2.12", "v2.13"]
 PipelineSplit = Literal["layers", "layers-and-ends"]
-PipelineTensors = Literal["none", "hidden-states", "hidden-states-and-mask"]
+PipelineTensors = Literal["none", "hidden-states", "with-shared-mask", "with-masks"]
 RecomputeModule = Literal["core_attn", "moe_act", "mla_up_proj", "mlp", "moe", "shared_experts", "layernorm"]
 
 # Every stage is evaluated; no published run has more than a few hundred.
@@ -358,8 +358,8 @@ class ParallelismSpec(ConfigBlock):
     pipeline_tensors: PipelineTensors | None = Field(
         None,
         description="with engine deepspeed: what its pipeline engine passes from module to module and keeps for each "
-        "micro-batch: none (the engine does not run) | hidden-states | hidden-states-and-mask; default: hidden-states "
-        "with several stages",
+        "micro-batch: none (the engine does not run) | hidden-states | with-shared-mask (one attention mask for all "
+        "sequences, GPT-NeoX) | with-masks (one for each); default: hidden-states with several stages",
     )
     data_parallel_replicate: Size = Field(
         1, description="HSDP: number of groups of ranks; each group shards separately"

@@ -73,7 +73,8 @@ def _buffers(spec: Spec, stage: Stage) -> Iterator[_Kept]:
         yield _Kept("activation received", 1, part, STEPS, formula, "_exec_recv_activations")
         if _passes_mask(spec):
             elements = _mask_elements(spec)
-            yield _Kept("mask received", 1, SENT_MASK_BYTES * elements, STEPS, "2·b·s²", "_exec_recv_activations")
+            formula = f"2·{_mask_formula(spec)}"
+            yield _Kept("mask received", 1, SENT_MASK_BYTES * elements, STEPS, formula, "_exec_recv_activations")
     if not stage.has_head:
         yield _Kept("gradient received", 1, part, STEPS & ~FORWARD | BACKWARD, formula, "_exec_recv_grads")
 
@@ -99,9 +100,9 @@ def _in_flight(spec: Spec, stage: Stage, in_flight: int) -> Iterator[_Kept]:
         yield _Kept("token and position ids", copies, 8 * elements, PASSES, "8·b·s", "_exec_load_micro_batch")
     if _passes_mask(spec):
         elements = _mask_elements(spec)
-        source = "_exec_forward_pass, clone"
-        yield _Kept("attention masks", 2 * in_flight, MASK_BYTES * elements, PASSES, "b·s²", source)
-        yield _Kept("mask sent", 1, SENT_MASK_BYTES * elements, PASSES, "2·b·s²", "_exec_send_activations")
+        source, formula = "_exec_forward_pass, clone", _mask_formula(spec)
+        yield _Kept("attention masks", 2 * in_flight, MASK_BYTES * elements, PASSES, formula, source)
+        yield _Kept("mask sent", 1, SENT_MASK_BYTES * elements, PASSES, f"2·{formula}", "_exec_send_activations")
 
 
 def _earlier_inputs(spec: Spec, stage: Stage) -> Iterator[_Kept]:
@@ -183,11 +184,16 @@ def _part(spec: Spec) -> tuple[int, str]:
 
 
 def _passes_mask(spec: Spec) -> bool:
-    return spec.parallelism.pipeline_tensors == "hidden-states-and-mask"
+    return spec.parallelism.pipeline_tensors in ("with-shared-mask", "with-masks")
 
 
 def _mask_elements(spec: Spec) -> int:
-    return spec.training.sequences * spec.training.row_length**2
+    masks = spec.training.sequences if spec.parallelism.pipeline_tensors == "with-masks" else 1
+    return masks * spec.training.row_length**2
+
+
+def _mask_formula(spec: Spec) -> str:
+    return "b·s²" if spec.parallelism.pipeline_tensors == "with-masks" else "s²"
 
 
 def _vocabulary(spec: Spec) -> int:

@@ -267,6 +267,40 @@ def one_dtype(spec: Spec) -> Iterator[Violation]:
         )
 
 
+def bf16_optimizer(spec: Spec) -> Iterator[Violation]:
+    """Yield violations: DeepSpeed's BF16_Optimizer shards the states of bf16 weights, and zeroes gradients."""
+    if not spec.parallelism.zero_optimization.bf16_optimizer:
+        return
+    training = spec.training
+    fields: dict[Path, tuple[object, object]] = {
+        ("parallelism", "zero_stage"): (spec.parallelism.zero_stage, 1),
+        ("parallelism", "offload"): (spec.parallelism.offload, "none"),
+        ("training", "dtype"): (training.dtype, "bf16"),
+        ("training", "recipe"): (training.recipe, "mixed-20"),
+        ("training", "zero_grad"): (training.zero_grad, "zero"),
+    }
+    for key, (value, known) in fields.items():
+        if value != known:
+            yield Violation(
+                key,
+                f"zero_optimization.bf16_optimizer needs {key[-1]} = {known}, not {shown(value)}.",
+                f"Set {setting(str(key[-1]), (known,))}, or bf16_optimizer: false.",
+            )
+
+
+def pipeline_engine(spec: Spec) -> Iterator[Violation]:
+    """Yield violations: the tensors that DeepSpeed's pipeline engine keeps are those of its own schedule."""
+    parallelism = spec.parallelism
+    if parallelism.pipeline_tensors in (None, "none") or parallelism.has_pipeline_engine:
+        return
+    yield Violation(
+        ("parallelism", "pipeline_tensors"),
+        f"pipeline_tensors = {parallelism.pipeline_tensors} needs engine = deepspeed and schedule = 1f1b, not "
+        f"{parallelism.engine} and {parallelism.schedule}.",
+        "Set engine: deepspeed, or leave pipeline_tensors out.",
+    )
+
+
 def schedule(spec: Spec) -> Iterator[Violation]:
     """Yield violations: a stage has whole layers, in as many chunks as the schedule needs."""
     parallelism, layers = spec.parallelism, spec.model.num_layers

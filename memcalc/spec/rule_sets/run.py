@@ -330,6 +330,8 @@ def _zero(spec: Spec) -> Iterator[Violation]:
             f"the block zero_optimization needs engine = deepspeed, but engine = {engine}.",
             "Set engine: deepspeed, or leave zero_optimization out.",
         )
+        return
+    yield from parallelism.bf16_optimizer(spec)
 
 
 def _pattern(spec: Spec) -> Iterator[Violation]:
@@ -403,6 +405,7 @@ RULES: tuple[Rule, ...] = (
     offload.offload,
     offload.activations,
     parallelism.schedule,
+    parallelism.pipeline_engine,
     finetuning,
     fp8,
     kernels,
