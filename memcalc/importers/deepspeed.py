@@ -51,13 +51,20 @@ OPTIMIZERS = {
     "onebitlamb": "lamb",
 }
 _DEFAULT = "the default is counted"
-_COMPRESSED = ("onebitadam", "zerooneadam", "onebitlamb")
+# Optimizers with compressed communication: bytes of fp32 state per parameter from the first steps on, in addition to
+# Adam's two moments. runtime/fp16/onebit/zoadam.py: worker_error, momentum_accumulator; lamb.py: worker_errors,
+# exp_avg_sq_fresh. Each has a server_error of a rank's part in addition. adam.py: worker_error after freeze_step steps,
+# perhaps never.
+_COMPRESSED = {"onebitadam": 0, "zerooneadam": 8, "onebitlamb": 8}
 
 
 def _optimizer(draft: Draft, value: Any) -> None:
     draft.translate("training.optimizer", value, OPTIMIZERS)
     if str(value).lower() in _COMPRESSED:
-        draft.limit(f"the compression errors of {value}", "4 bytes per parameter", holds_memory=True)
+        size = _COMPRESSED[str(value).lower()]
+        why = f"{size} bytes per parameter" if size else "4 bytes per parameter after freeze_step steps"
+        what = f"the compression errors of {value}"
+        draft.limit(what, why, holds_memory=True, state_bytes_per_parameter=size)
 
 
 # DeepSpeed 0.17, deepspeed/runtime/config.py, zero/config.py.

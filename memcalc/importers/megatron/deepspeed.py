@@ -99,6 +99,7 @@ def _place_modules(draft: Draft) -> None:
     hidden = values.get("model.hidden_size")
     if type(hidden) is int:
         draft.default("model.intermediate_size", 4 * hidden)
+    draft.default("model.embedding_norm", facts.get("embedding_norm") is True)
     gate = facts.get("gate")
     if gate in _GATED:
         values["model.mlp"] = _GATED[gate]

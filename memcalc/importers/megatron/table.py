@@ -142,7 +142,7 @@ FIELDS: dict[str, Meaning] = {
     "zero-stage": fact("zero_stage", "parallelism.zero_stage"),
     "pp-partition-method": fact("split", "parallelism.pipeline_split"),
     "no-pipeline-parallel": fact("unpipelined", "parallelism.pipeline_tensors"),
-    "embed-layernorm": to("model.embedding_norm"),
+    "embed-layernorm": fact("embedding_norm", "model.embedding_norm"),
     "glu-activation": fact("gate", "model.mlp"),
     "checkpoint-num-layers": fact("together", "training.recompute"),
     "partition-activations": overcounted("checkpoints that are split over tensor-parallel ranks"),
@@ -277,6 +277,8 @@ def _place_shape(draft: Draft) -> None:
     if values["model.position_embedding"] == "alibi" and not runs_deepspeed(draft):
         values["model.position_embedding"] = "none"
         draft.limit("ALiBi", "Megatron-Core has no such positions: none are counted", holds_memory=True)
+    if facts.get("embedding_norm") is True and not runs_deepspeed(draft):
+        draft.limit("a norm after the embedding", "Megatron-Core has no such norm: none is counted", holds_memory=True)
     draft.default("model.normalization", "layernorm")
     if facts.get("untied", False):
         values["model.tie_word_embeddings"] = False
