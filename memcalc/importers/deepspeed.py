@@ -200,14 +200,11 @@ def _place_sums(draft: Draft) -> None:
     runtime/engine.py, _do_optimizer_sanity_check: BF16_Optimizer runs at stage 1 with fp32 sums, and without ZeRO in
     the pipeline engine, with sums in bf16.
     """
-    stage, offloads = (
-        draft.given("parallelism.zero_stage"),
-        draft.facts.get("offload") or draft.facts.get("cpu_offload"),
-    )
-    sums = draft.given("training.gradient_dtype")
-    half = draft.given("training.dtype")
-    in_fp32 = half in ("bf16", "fp16") and sums == "fp32"
-    if half == "bf16" and ((stage == 1 and in_fp32 and not offloads) or (stage == 0 and draft.facts.get("pipelined"))):
+    stage, half = draft.given("parallelism.zero_stage"), draft.given("training.dtype")
+    offloads = draft.facts.get("offload") or draft.facts.get("cpu_offload")
+    pipelined = draft.facts.get("pipelined") or draft.given("parallelism.pipeline_parallel") not in (None, 1)
+    in_fp32 = half in ("bf16", "fp16") and draft.given("training.gradient_dtype") == "fp32"
+    if half == "bf16" and ((stage == 1 and in_fp32 and not offloads) or (stage == 0 and pipelined)):
         draft.values["training.recipe"] = "mixed-20"
         draft.values["parallelism.zero_stage"] = 1
         draft.default("training.gradient_dtype", "bf16")

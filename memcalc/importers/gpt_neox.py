@@ -149,6 +149,8 @@ def _finish(draft: Draft) -> None:
     if "model.vocab_size" not in values and entries is not None:
         place_vocabulary(draft, entries, f"that of {name}")
     draft.default("training.optimizer", "adam")
+    # megatron/model/utils.py, get_params_for_weight_decay_optimization
+    draft.default("parallelism.zero_optimization.separate_no_decay", True)
     draft.facts["pipelined"] = facts.get("stages", 1) != 0
     deepspeed.finish_deepspeed(draft)
 

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from memcalc.layout.local_parameters import LocalParameter
 from memcalc.ledger.component import Component
 from memcalc.sharding.engine import ROOT, Engine, Gradient
-from memcalc.sharding.zero0 import BUFFER
+from memcalc.sharding.parameter_groups import parameter_groups
+from memcalc.sharding.zero0 import filled
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.states.state_options import StateOptions
 from memcalc.stream.requests import EngineTensor, Requests
@@ -34,8 +35,8 @@ class BF16Optimizer(Engine):
         trained = [each for each in ordered if each.trains]
         self.summed = DTYPE_BYTES[options.gradients or "fp32"]
         self.largest = max((each.elements for each in trained), default=0)
-        decayed = [each.elements for each in trained if len(each.axes) > 1]
-        self.decayed, self.elements = sum(decayed), sum(each.elements for each in trained)
+        members = parameter_groups(trained, range(len(trained)), options.zero)
+        self.groups = [sum(trained[position].elements for position in each) for each in members]
         buffers, source = Component.COMMUNICATION_BUFFERS, "DeepSpeed 0.19 runtime/"
         self.reduced = EngineTensor(
             buffers, "gradients, all-reduced", "bf16", "P", f"{source}engine.py: allreduce_bucket"
@@ -50,15 +51,13 @@ class BF16Optimizer(Engine):
         return super().after_backward(unit, gradients)
 
     def after_last_backward(self, gradients: list[int]) -> list[int]:
-        """Reduce the sums. Source: runtime/engine.py, _bf16_reduce_grads, allreduce_no_retain.
+        """Reduce the sums, of which each parameter group has one tensor: several are copied into a buffer.
 
-        The sums of parameters with weight decay are one tensor, those of norms and biases another one. They share a
-        buffer, into which they are copied, unless the first one fills it.
+        Source: runtime/engine.py, _bf16_reduce_grads, allreduce_no_retain.
         """
         take, drop = self.requests.take, self.requests.drop
-        shares = self.decayed <= BUFFER
-        elements = self.elements if shares else self.decayed
-        copied = [take(self.summed * elements, 0, self.reduced)] if shares else []
-        cast = [take(COMMUNICATED * elements, 0, self.reduced)] if self.summed != COMMUNICATED else []
-        drop((*cast, *copied))
+        for sizes in filled(self.groups):
+            copied = [take(self.summed * sum(sizes), 0, self.reduced)] if len(sizes) > 1 else []
+            cast = [take(COMMUNICATED * sum(sizes), 0, self.reduced)] if self.summed != COMMUNICATED else []
+            drop((*cast, *copied))
         return gradients

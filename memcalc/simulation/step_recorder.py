@@ -28,7 +28,7 @@ from memcalc.spec.recompute_plan import leaves
 from memcalc.spec.scoring import scored_by_reference, scores_itself
 from memcalc.spec.spec import Spec
 from memcalc.states.optimizers.parameter_order import in_order
-from memcalc.states.pipelining import drains
+from memcalc.states.pipelining import drains, uses_pipelining
 from memcalc.states.state_options import state_options
 from memcalc.stream.peaks import SizelessStream
 from memcalc.stream.requests import NamedRounds, Requests
@@ -159,7 +159,8 @@ class StepRecorder:
         self.requests.begin("backward")
         gradients += walk.backward(self._received_gradient(walk))
         if drains(self.spec):  # no micro-batch is in flight after the last backward
-            walk.release()
+            if uses_pipelining(self.spec):  # DeepSpeed's pipeline buffers reference the logits
+                walk.release()
             self._free(in_flight)
             walk.engine.reduce_gradients()
         walk.engine.after_last_backward(gradients)
