@@ -208,7 +208,6 @@ def _place_sums(draft: Draft) -> None:
         draft.values["training.recipe"] = "mixed-20"
         draft.values["parallelism.zero_stage"] = 1
         draft.default("training.gradient_dtype", "bf16")
-        draft.default("training.zero_grad", "zero")
         draft.default("parallelism.zero_optimization.bf16_optimizer", True)
     elif in_fp32:
         what = "gradients of 16-bit weights summed in fp32"

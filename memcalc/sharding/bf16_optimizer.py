@@ -1,8 +1,8 @@
 """DeepSpeed's BF16_Optimizer (DeepSpeed 0.19 runtime/bf16_optimizer.py), one rank.
 
-It updates a rank's partition of fp32 master weights, as ZeRO stage 1. Each backward's gradients stay in bf16 and are
-zeroed before the next one; when it has ended they are added to a flat tensor of all gradients. After the last
-micro-batch that tensor is all-reduced in bf16.
+It updates a rank's partition of fp32 master weights, as ZeRO stage 1. Each backward's gradients are added to a flat
+tensor of all gradients, and zeroed before the next one; the step frees them. After the last micro-batch the flat tensor
+is all-reduced in bf16.
 """
 
 from __future__ import annotations

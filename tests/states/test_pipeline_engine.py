@@ -19,7 +19,7 @@ LAYERS, WIDTH, HEADS, VOCAB, LENGTH, BATCH, STAGES, MICRO_BATCHES = 8, 1024, 16,
 HIDDEN = 2 * BATCH * LENGTH * WIDTH  # bytes of the hidden states of a micro-batch
 LOGITS = 4 * BATCH * LENGTH * VOCAB  # in fp32
 LAYER = 12 * WIDTH**2 + 13 * WIDTH  # parameters
-MIXED_20 = {"recipe": "mixed-20", "dtype": "bf16", "zero_grad": "zero"}
+MIXED_20 = {"recipe": "mixed-20", "dtype": "bf16"}
 BF16_OPTIMIZER = {"zero_optimization": {"bf16_optimizer": True}}
 
 
@@ -136,7 +136,7 @@ def test_sums_in_bf16() -> None:
     [
         ({}, BF16_OPTIMIZER, "dtype"),
         (MIXED_20, {**BF16_OPTIMIZER, "zero_stage": 0}, "zero_stage"),
-        (MIXED_20 | {"zero_grad": "set_to_none"}, BF16_OPTIMIZER, "zero_grad"),
+        (MIXED_20 | {"recipe": "pure"}, BF16_OPTIMIZER, "recipe"),
         ({}, {"engine": "ddp", "zero_stage": 0, "pipeline_tensors": "hidden-states"}, "pipeline_tensors"),
         ({}, {"pipeline_parallel": 11, "pipeline_split": "layers-and-ends"}, "pipeline_parallel"),
     ],

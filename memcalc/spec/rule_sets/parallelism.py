@@ -268,7 +268,7 @@ def one_dtype(spec: Spec) -> Iterator[Violation]:
 
 
 def bf16_optimizer(spec: Spec) -> Iterator[Violation]:
-    """Yield violations: DeepSpeed's BF16_Optimizer shards the states of bf16 weights, and zeroes gradients."""
+    """Yield violations: DeepSpeed's BF16_Optimizer shards the states of bf16 weights."""
     if not spec.parallelism.zero_optimization.bf16_optimizer:
         return
     training = spec.training
@@ -277,7 +277,6 @@ def bf16_optimizer(spec: Spec) -> Iterator[Violation]:
         ("parallelism", "offload"): (spec.parallelism.offload, "none"),
         ("training", "dtype"): (training.dtype, "bf16"),
         ("training", "recipe"): (training.recipe, "mixed-20"),
-        ("training", "zero_grad"): (training.zero_grad, "zero"),
     }
     for key, (value, known) in fields.items():
         if value != known:
