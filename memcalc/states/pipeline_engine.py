@@ -116,7 +116,7 @@ def _earlier_inputs(spec: Spec, stage: Stage) -> Iterator[_Kept]:
 
 
 def _logits(spec: Spec, stage: Stage) -> Iterator[RowDraft]:
-    """Yield the logits of micro-batches whose backward has ended; the blocks count those of the current one.
+    """Yield the logits of micro-batches after their backward; the blocks count those of the current one.
 
     _exec_backward_pass of the last stage does not release `outputs`.
     """

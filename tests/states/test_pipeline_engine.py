@@ -100,7 +100,7 @@ def test_masks_that_are_passed_on() -> None:
 
 
 def test_one_stage_is_a_pipeline_only_if_the_program_says_so() -> None:
-    alone = {"pipeline_parallel": 1, "data_parallel": 2}
+    alone: dict[str, Any] = {"pipeline_parallel": 1}
 
     assert not gpt(**alone).parallelism.has_pipeline_engine
     assert gpt(**alone, pipeline_tensors="hidden-states").parallelism.has_pipeline_engine
