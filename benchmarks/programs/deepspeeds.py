@@ -1,6 +1,7 @@
 """DeepSpeed's own loop: `deepspeed.initialize` with a JSON file, over 2 or 4 ranks, or one rank of 8.
 
-The programs of `deepspeed-stage0` are without ZeRO.
+The programs of `deepspeed-stage0` are without ZeRO; those of `deepspeed-pipeline` have stages of a GPT, which
+DeepSpeed's pipeline engine runs.
 """
 
 from __future__ import annotations
@@ -69,7 +70,58 @@ def draw_program(draw: Draw, *, stages: Sequence[int]) -> Program:
     )
 
 
+PIPELINES = ((2, 2), (4, 4), (4, 2), (2, 1))  # GPUs and stages
+SIZES = ((8, 1024, 16), (12, 768, 12), (10, 1280, 20))  # layers, hidden size, heads
+PARTITIONS = (("type:transformer", "layers"), ("type:transformer|embedding", "layers-and-ends"))
+HALVES: tuple[tuple[Mapping[str, Any], str], ...] = (
+    ({"fp16": {"enabled": True, "initial_scale_power": 16}}, "float16"),
+    ({"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}, "bfloat16"),
+    ({"fp16": {"enabled": True, "initial_scale_power": 16}}, "float16"),
+)
+
+
+def draw_pipeline(draw: Draw) -> Program:
+    """A GPT on 1 to 4 stages, at ZeRO stage 1."""
+    (gpus, stages), (layers, hidden, heads) = draw.of("layout", PIPELINES), draw.of("size", SIZES)
+    method, split = draw.of("partition", PARTITIONS)
+    precision, dtype = draw.of("precision", HALVES)
+    length, vocabulary = draw.of("length", (1024, 2048, 512)), draw.of("vocabulary", (50304, 32000))
+    dropout, checkpointing = draw.of("dropout", (0.1, 0.0)), draw.of("checkpointing", (True, True, False))
+    batch, batches = draw.of("batch", (2, 4, 1)), draw.of("micro-batches", (8, 4, 1, 16))
+    config = {
+        "train_micro_batch_size_per_gpu": batch,
+        "gradient_accumulation_steps": batches,
+        "gradient_clipping": 1.0,
+        "steps_per_print": 100,
+        "optimizer": OPTIMIZERS[0],
+        **precision,
+        "zero_optimization": {"stage": 1, "reduce_bucket_size": draw.of("bucket", (5e8, 5e7))},
+    }
+    options = f"--num_layers {layers} --hidden_size {hidden} --num_heads {heads} --vocab_size {vocabulary}"
+    options += f" --seq_length {length} --stages {stages} --dropout {dropout} --dtype {dtype}"
+    options += f" --partition_method '{method}' --deepspeed_config {FILE}"
+    options += checkpointing * " --checkpoint_activations"
+    settings = (
+        *(f"num_layers={layers}", f"hidden_size={hidden}", f"num_attention_heads={heads}", f"vocab_size={vocabulary}"),
+        *(f"s={length}", f"max_position_embeddings={length}", f"dropout={dropout}", "implementation=plain"),
+        *(f"pipeline_parallel={stages}", f"data_parallel={gpus // stages}", f"pipeline_split={split}"),
+        *("pipeline_tensors=hidden-states", "logits_dtype=fp32", "logits_until=backward"),
+        f"recompute={'full' if checkpointing else 'none'}",
+    )
+    return Program(
+        files={FILE: json.dumps(config, indent=2) + "\n", "train.py": script("pipelines.py")},
+        command=f"deepspeed --num_gpus {gpus} train.py {options}",
+        card=draw.of("card", CARDS),
+        gpus=gpus,
+        sized=Sized(FILE, settings, "deepspeed"),
+        models=(),
+        data="",
+        options={"steps": STEPS},
+    )
+
+
 FAMILIES = (
     Family("deepspeed", HF5_DEEPSPEED, partial(draw_program, stages=(0, 1, 2, 3, 2, 3, 1))),
     Family("deepspeed-stage0", HF5_DEEPSPEED, partial(draw_program, stages=(0,))),
+    Family("deepspeed-pipeline", HF5_DEEPSPEED, draw_pipeline),
 )

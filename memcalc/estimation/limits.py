@@ -79,7 +79,17 @@ def resolved(spec: Spec, limit: Limit) -> Limit:
         limit = limit._replace(at_least_bytes=max(limit.at_least_bytes, _copy_bytes(spec, limit.bytes_per_parameter)))
     if limit.parameters_of_whole:
         limit = limit._replace(at_least_bytes=max(limit.at_least_bytes, _rest_bytes(spec, limit.parameters_of_whole)))
+    if limit.state_bytes_per_parameter:
+        limit = limit._replace(at_least_bytes=max(limit.at_least_bytes, _state_bytes(spec, limit)))
     return limit
+
+
+def _state_bytes(spec: Spec, limit: Limit) -> int:
+    """Return the bytes per GPU of further optimizer state; 0 where it may be sharded, or of adapters alone."""
+    parallelism = spec.parallelism
+    if parallelism.zero_stage or parallelism.ranks > parallelism.data_parallel or spec.training.finetune != "full":
+        return 0
+    return limit.state_bytes_per_parameter * count_parameters(spec.model)
 
 
 def _rest_bytes(spec: Spec, parameters: int) -> int:

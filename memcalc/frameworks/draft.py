@@ -66,7 +66,14 @@ class Draft:
     unknown_model: str = ""
 
     def limit(
-        self, what: str, why: str = "", *, holds_memory: bool, bytes_per_parameter: int = 0, sequences: int = 0
+        self,
+        what: str,
+        why: str = "",
+        *,
+        holds_memory: bool,
+        bytes_per_parameter: int = 0,
+        sequences: int = 0,
+        state_bytes_per_parameter: int = 0,
     ) -> None:
         """Record a feature of the file that is not modelled, and add a note.
 
@@ -76,8 +83,17 @@ class Draft:
             holds_memory: whether the estimate can be too low because of it.
             bytes_per_parameter: see `Limit`.
             sequences: see `Limit`.
+            state_bytes_per_parameter: see `Limit`.
         """
-        self.limits.append(Limit(what, holds_memory, bytes_per_parameter=bytes_per_parameter, sequences=sequences))
+        self.limits.append(
+            Limit(
+                what,
+                holds_memory,
+                bytes_per_parameter=bytes_per_parameter,
+                sequences=sequences,
+                state_bytes_per_parameter=state_bytes_per_parameter,
+            )
+        )
         self.notes.append(f"not modelled: {what}: {why}" if why else f"not modelled: {what}")
 
     def default(self, path: str, value: Any) -> None:

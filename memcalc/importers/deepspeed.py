@@ -51,13 +51,20 @@ OPTIMIZERS = {
     "onebitlamb": "lamb",
 }
 _DEFAULT = "the default is counted"
-_COMPRESSED = ("onebitadam", "zerooneadam", "onebitlamb")
+# Optimizers with compressed communication: bytes of fp32 state per parameter from the first steps on, in addition to
+# Adam's two moments. runtime/fp16/onebit/zoadam.py: worker_error, momentum_accumulator; lamb.py: worker_errors,
+# exp_avg_sq_fresh. Each has a server_error of a rank's part in addition. adam.py: worker_error after freeze_step steps,
+# perhaps never.
+_COMPRESSED = {"onebitadam": 0, "zerooneadam": 8, "onebitlamb": 8}
 
 
 def _optimizer(draft: Draft, value: Any) -> None:
     draft.translate("training.optimizer", value, OPTIMIZERS)
     if str(value).lower() in _COMPRESSED:
-        draft.limit(f"the compression errors of {value}", "4 bytes per parameter", holds_memory=True)
+        size = _COMPRESSED[str(value).lower()]
+        why = f"{size} bytes per parameter" if size else "4 bytes per parameter after freeze_step steps"
+        what = f"the compression errors of {value}"
+        draft.limit(what, why, holds_memory=True, state_bytes_per_parameter=size)
 
 
 # DeepSpeed 0.17, deepspeed/runtime/config.py, zero/config.py.
@@ -81,8 +88,8 @@ FIELDS: dict[str, Meaning] = {
     "zero_optimization.zenflow*": lacking("ZenFlow's updates on the device"),
     "zero_optimization.reduce_bucket_size": part("parallelism.zero_optimization.reduce_bucket_size"),
     "zero_optimization.overlap_comm": part("parallelism.zero_optimization.overlap_comm"),
-    # zero/config.py: the default, which is counted. A smaller bucket holds less.
-    "zero_optimization.allgather_bucket_size": lacking("a separate bucket size", _DEFAULT, beyond=500_000_000),
+    # runtime/utils.py, all_gather_into_tensor_dp_groups: into the flat weights, whatever the size.
+    "zero_optimization.allgather_bucket_size": nothing("updated weights are gathered in place"),
     **{
         f"zero_optimization.{prefix}{name}": meaning
         for prefix in ("", "stage3_")
@@ -161,6 +168,7 @@ def finish_deepspeed(draft: Draft) -> None:
         {key.removeprefix(beginning): each for key, each in draft.given_fields.items() if key.startswith(beginning)},
     )
     place_copies(draft)
+    _place_sums(draft)
     fields = draft.given_fields
     params = {"torch_adam": fields.get("optimizer.params.torch_adam")}
     optimizer = {"type": fields.get("optimizer.type"), "params": params}
@@ -171,6 +179,26 @@ def finish_deepspeed(draft: Draft) -> None:
     if "training.global_batch_size" in draft.values and not micro:
         draft.default("training.gradient_accumulation_steps", 1)  # runtime/config.py, _set_batch_related_parameters
     place_optimizer(draft, _place(draft, "offload", "cpu_offload"), _place(draft, "offload_param", "cpu_offload_param"))
+
+
+def _place_sums(draft: Draft) -> None:
+    """Set where gradients of 16-bit weights are summed: in fp32, if data_types.grad_accum_dtype says so, or elsewhere.
+
+    runtime/engine.py, _do_optimizer_sanity_check: BF16_Optimizer runs at stage 1 with fp32 sums, and without ZeRO in
+    the pipeline engine, with sums in bf16.
+    """
+    stage, half = draft.given("parallelism.zero_stage"), draft.given("training.dtype")
+    offloads = draft.facts.get("offload") or draft.facts.get("cpu_offload")
+    pipelined = draft.facts.get("pipelined") or draft.given("parallelism.pipeline_parallel") not in (None, 1)
+    in_fp32 = half in ("bf16", "fp16") and draft.given("training.gradient_dtype") == "fp32"
+    if half == "bf16" and ((stage == 1 and in_fp32 and not offloads) or (stage == 0 and pipelined)):
+        draft.values["training.recipe"] = "mixed-20"
+        draft.values["parallelism.zero_stage"] = 1
+        draft.default("training.gradient_dtype", "bf16")
+        draft.default("parallelism.zero_optimization.bf16_optimizer", True)
+    elif in_fp32:
+        what = "gradients of 16-bit weights summed in fp32"
+        draft.limit(what, "they are summed in the weights' dtype", holds_memory=True)
 
 
 def _ask_precision(draft: Draft) -> None:

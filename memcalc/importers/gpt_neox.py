@@ -11,7 +11,8 @@ from memcalc.importers.file_format import FileFormat, Meaning, fact, lacking, no
 from memcalc.importers.vocabulary import entries_of, place_vocabulary
 
 _NEOX, _NEOX_ENTRIES = "20B_tokenizer", 50_277  # of GPT-NeoX-20B and Pythia
-_ACTIVATIONS = {"gelu": "gelu", "relu": "relu", "geglu": "geglu", "swiglu": "swiglu"}
+# SiLU saves its input, as GELU does.
+_ACTIVATIONS = {"gelu": "gelu", "silu": "gelu", "relu": "relu", "geglu": "geglu", "swiglu": "swiglu"}
 _NORMS = {
     "layernorm": "layernorm",
     "te_layernorm": "layernorm",
@@ -59,14 +60,15 @@ _FIELDS: dict[str, Meaning] = {
     "hidden_dropout": fact("hidden_dropout", "training.dropout"),
     "attention_dropout": fact("attention_dropout", "training.dropout"),
     "precision": fact("precision", "training.dtype: precision of the step", reads_auto=True),
-    "data_types.grad_accum_dtype": lacking("gradients accumulated in a separate dtype"),
     "data_types*": nothing("changes the implementation only"),
-    "fp32_allreduce": lacking("gradients reduced in fp32"),
+    # megatron/model/utils.py, reduce_weight_grads_from_model_parallel_region
+    "fp32_allreduce": nothing("casts the gradients of norms alone"),
     "checkpoint_activations": to("training.recompute", {True: "full", False: "none"}),
     "checkpoint_num_layers": fact("together", "training.recompute"),
     "partition_activations": overcounted("checkpoints that are split over tensor-parallel ranks"),
     "checkpoint_in_cpu": overcounted("checkpoints offloaded to the CPU"),
     "pipe_parallel_size": fact("stages", "parallelism.pipeline_parallel"),
+    "pipe_partition_method": fact("split", "parallelism.pipeline_split"),
     "model_parallel_size": to("parallelism.tensor_parallel"),
     "sequence_parallel": to("parallelism.sequence_parallel"),
     "global_num_gpus": fact("gpus", "parallelism.data_parallel"),
@@ -89,7 +91,7 @@ _FIELDS: dict[str, Meaning] = {
             *("load", "iteration", "finetune", "data_", "train_data", "valid_data", "test_data", "split", "vocab_file"),
             *("merge_file", "tokenizer_type", "num_workers", "log_", "tensorboard", "use_wandb", "wandb", "use_comet"),
             *("comet", "distributed_backend", "launcher", "hostfile", "deepspeed_", "seed", "profile", "prof"),
-            *("memory_profiling", "hysteresis", "loss_scale", "initial_scale_power", "min_scale", "pipe_partition"),
+            *("memory_profiling", "hysteresis", "loss_scale", "initial_scale_power", "min_scale"),
             *("git_hash", "comment", "user_script", "short_seq_prob", "eod_mask_loss", "verbose", "weight_by_num"),
         )
     },
@@ -124,7 +126,6 @@ FIELDS = _spelled({**deepspeed.FIELDS, **_FIELDS})
 def _finish(draft: Draft) -> None:
     facts, values = draft.facts, draft.values
     draft.default("training.implementation", "plain")
-    draft.default("training.logits_until", "loss")  # megatron/training.py: forward_step returns the loss alone
     _precision(draft)
     draft.default("model.position_embedding", "learned")
     draft.default("model.normalization", "layernorm")
@@ -132,8 +133,7 @@ def _finish(draft: Draft) -> None:
     for name in ("qkv_bias", "output_bias"):
         values[f"model.{name}"] = facts.get("attention_bias") is not False
     draft.default("model.mlp_bias", True)
-    stages = facts.get("stages", 1)
-    draft.default("parallelism.pipeline_parallel", stages or 1)  # 0: without DeepSpeed's pipeline, on one stage
+    _pipeline(draft)
     place_dropout(draft, 0)
     _attention(draft)
     _inner_size(draft)
@@ -149,6 +149,9 @@ def _finish(draft: Draft) -> None:
     if "model.vocab_size" not in values and entries is not None:
         place_vocabulary(draft, entries, f"that of {name}")
     draft.default("training.optimizer", "adam")
+    # megatron/model/utils.py, get_params_for_weight_decay_optimization
+    draft.default("parallelism.zero_optimization.separate_no_decay", True)
+    draft.facts["pipelined"] = facts.get("stages", 1) != 0
     deepspeed.finish_deepspeed(draft)
 
 
@@ -157,6 +160,22 @@ def _precision(draft: Draft) -> None:
     if said is not None:
         draft.translate("training.dtype", said, _PRECISIONS)
         draft.facts[str(draft.values.get("training.dtype", ""))] = True
+
+
+def _pipeline(draft: Draft) -> None:
+    """Set the stages, and what DeepSpeed's pipeline engine keeps; it does not run with pipe_parallel_size: 0.
+
+    megatron/model/gpt2_model.py: modules pass the mask on. megatron/training.py: forward_step returns the loss alone.
+    """
+    stages, split = draft.facts.get("stages", 1), str(draft.facts.get("split", "type:transformer|mlp"))
+    draft.default("parallelism.pipeline_parallel", stages or 1)
+    draft.default("parallelism.pipeline_tensors", "with-shared-mask" if stages else "none")
+    draft.default("training.logits_until", "backward" if stages else "loss")
+    if draft.values.get("parallelism.tensor_parallel", 1) != 1:
+        draft.default("training.loss", "vocab-parallel")
+    if not split.startswith("type:transformer"):
+        what = f"the pipeline split {split}"
+        draft.limit(what, "stages with equally many layers are counted", holds_memory=stages not in (0, 1))
 
 
 def _attention(draft: Draft) -> None:

@@ -96,7 +96,7 @@ class LayerModules(NamedTuple):
 
 
 def stages_of(spec: Spec) -> tuple[Stage, ...]:
-    """Return the stages of a pipeline; remaining layers go to the first stages."""
+    """Return the stages of a pipeline; what remains of an even split goes to the first stages."""
     parallelism = spec.parallelism
     return _stages_of(
         spec.model.num_layers,
@@ -104,31 +104,38 @@ def stages_of(spec: Spec) -> tuple[Stage, ...]:
         parallelism.schedule,
         parallelism.virtual_stages,
         spec.training.gradient_accumulation_steps,
+        ends=parallelism.pipeline_split == "layers-and-ends",
     )
 
 
 @lru_cache(maxsize=256)
-def _stages_of(layers: int, stages: int, schedule: str, virtual: int, micro_batches: int) -> tuple[Stage, ...]:
+def _stages_of(
+    layers: int, stages: int, schedule: str, virtual: int, micro_batches: int, *, ends: bool
+) -> tuple[Stage, ...]:
     found = []
     for index in range(stages):
         in_flight = chunks_in_flight(schedule, stages, virtual, index, micro_batches)
         in_flight_counts = in_flight_micro_batches(schedule, stages, virtual, index, micro_batches)
         pieces = [
-            _piece(layers, index, chunk, in_flight, in_flight_counts)
+            _piece(layers, index, chunk, in_flight, in_flight_counts, ends=ends)
             for chunk in chunks_of(schedule, stages, virtual, index)
         ]
-        ends = any(piece.has_embedding for piece in pieces), any(piece.has_head for piece in pieces)
-        whole = Stage(index, pieces[0].first, pieces[0].stop, *ends, in_flight, tuple(pieces), *in_flight_counts)
+        held = any(piece.has_embedding for piece in pieces), any(piece.has_head for piece in pieces)
+        whole = Stage(index, pieces[0].first, pieces[0].stop, *held, in_flight, tuple(pieces), *in_flight_counts)
         found.append(pieces[0] if len(pieces) == 1 else whole)
     return tuple(found)
 
 
-def _piece(layers: int, index: int, chunk: ModelChunk, in_flight: int, in_flight_counts: InFlightMicroBatches) -> Stage:
-    share, rest = divmod(layers, chunk.of)
-    first = chunk.part * share + min(chunk.part, rest)
-    stop = first + share + (chunk.part < rest)
-    ends = chunk.part == 0, chunk.part == chunk.of - 1
-    return Stage(index, first, stop, *ends, in_flight, (), *in_flight_counts)
+def _piece(
+    layers: int, index: int, chunk: ModelChunk, in_flight: int, in_flight_counts: InFlightMicroBatches, *, ends: bool
+) -> Stage:
+    """Return a chunk of a stage; `ends`: embedding and LM head are split like layers, as the first and the last."""
+    share, rest = divmod(layers + 2 * ends, chunk.of)
+    begin = chunk.part * share + min(chunk.part, rest)
+    end = begin + share + (chunk.part < rest)
+    first, stop = (min(max(place - ends, 0), layers) for place in (begin, end))
+    held = chunk.part == 0, chunk.part == chunk.of - 1
+    return Stage(index, first, stop, *held, in_flight, (), *in_flight_counts)
 
 
 def is_steady(spec: Spec, stage: Stage) -> bool:

@@ -10,6 +10,7 @@ from memcalc.architectures.huggingface.family import Family
 from memcalc.architectures.structure import block_structure
 from memcalc.layout.local_parameters import LocalParameter, stage_parameters
 from memcalc.layout.stages import layer_modules, stages_of
+from memcalc.sharding.bf16_optimizer import BF16Optimizer
 from memcalc.sharding.engine import ROOT, Engine
 from memcalc.sharding.zero0 import engine_without_zero
 from memcalc.sharding.zero3 import HookedModules, ZeRO3
@@ -86,6 +87,8 @@ def _engine(
     reduces, clones = (not _is_older(spec, release) for release in (REDUCES_OVERFLOW, CLONES_LARGE_GRADIENTS))
     if options.zero_stage == 0:
         return engine_without_zero(requests, ordered, options, reduces_overflow=reduces)
+    if options.sums_apart:
+        return BF16Optimizer(requests, ordered, options)
     if options.zero_stage < 3:
         if not options.host.offloads:
             return ZeRO12(requests, ordered, options, rank)

@@ -159,7 +159,7 @@ def waits_for_streams(spec: Spec) -> bool:
 
 def takes_gradients_over(options: StateOptions) -> bool:
     """Return whether the run's engine takes over gradients: sharded gradients do not stay where autograd put them."""
-    return options.partitions_gradients or (options.engine in ("fsdp1", "fsdp2") and options.data_parallel > 1)
+    return options.flattens_weights or (options.engine in ("fsdp1", "fsdp2") and options.data_parallel > 1)
 
 
 def arriving_gradients(spec: Spec, engine: Engine, *, exist: bool) -> GradientPolicy:

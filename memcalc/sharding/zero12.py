@@ -274,6 +274,8 @@ class ZeRO12(Engine):
         if not self.keeps_gradients:
             return gradients
         self.bucket, storages = gradients[: self.buckets], gradients[self.buckets :]
+        if self.choice.step.pipelined:  # another bucket, beside that of backward
+            self.bucket.append(self.requests.take(self.bucket_size * self.dtype_bytes, 0, self.labels.bucket))
         if any(isinstance(rounds, NamedRounds) for rounds in self.ready_rounds):
             storages = self._one_by_one(storages)
         self.ready_rounds = []

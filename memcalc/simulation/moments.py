@@ -17,6 +17,7 @@ from memcalc.sharding.schedules import order_of, played_micro_batches
 from memcalc.simulation.passes import pieces_of
 from memcalc.spec.spec import Spec
 from memcalc.states.model_states import earlier_gradients, reduced_gradients
+from memcalc.states.pipeline_engine import kept_in_flight
 from memcalc.states.pipelining import gathered_stage, gathers_stages, in_passes, uses_pipelining
 
 FULLY_SHARDED = 3  # the ZeRO stage at which FSDP2's forward reshards
@@ -66,6 +67,8 @@ class Moment(NamedTuple):
     def rows(self, spec: Spec, stage: Stage) -> tuple[RowDraft, ...]:
         """Return what the stage holds besides its states while the micro-batch runs."""
         found = [*in_passes(spec, stage, self.chunk.in_flight)] if uses_pipelining(spec) else []
+        if spec.parallelism.has_pipeline_engine:
+            found += kept_in_flight(spec, stage, self.chunk.in_flight)
         for chunk, state in zip(stage.chunks, self.states, strict=True):
             if state.gradients:
                 found += (earlier_gradients if state.gradients == WHOLE else reduced_gradients)(spec, chunk)

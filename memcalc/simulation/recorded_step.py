@@ -28,7 +28,7 @@ from memcalc.spec.recompute_plan import Segment, has_segments
 from memcalc.spec.scoring import scores_itself
 from memcalc.spec.spec import Spec
 from memcalc.states.gradient_policy import gradient_policy
-from memcalc.states.pipelining import uses_pipelining
+from memcalc.states.pipelining import drains
 from memcalc.states.state_options import state_options
 from memcalc.stream.peaks import IntervalPeak, SizelessStream, StorageKind, live_at, peaks
 from memcalc.stream.requests import EngineTensor, TensorLabel
@@ -85,7 +85,7 @@ def _key(spec: Spec, chunk: Stage, layers: Layers, *, exist: bool) -> Hashable:
             layers.of_engine,
             spec.model.tie_word_embeddings,
             evaluates_between_steps(spec),
-            uses_pipelining(spec),
+            drains(spec),
         )
         if takes_gradients_over(options)
         else None,

@@ -28,7 +28,7 @@ from memcalc.spec.recompute_plan import leaves
 from memcalc.spec.scoring import scored_by_reference, scores_itself
 from memcalc.spec.spec import Spec
 from memcalc.states.optimizers.parameter_order import in_order
-from memcalc.states.pipelining import uses_pipelining
+from memcalc.states.pipelining import drains, uses_pipelining
 from memcalc.states.state_options import state_options
 from memcalc.stream.peaks import SizelessStream
 from memcalc.stream.requests import NamedRounds, Requests
@@ -81,7 +81,7 @@ def layers_of(spec: Spec, chunk: Stage, model: str = POLICY) -> Layers:
     whole, family = without_companions(stage_parameters(spec, chunk)), options.update.family
     some = of_layers(whole, spec, chunk, numbers)
     ordered = tuple(in_order(some, family, layer_prefixes(spec.model, numbers)))
-    if not options.partitions_gradients or len(numbers) == chunk.stop - chunk.first:
+    if not options.flattens_weights or len(numbers) == chunk.stop - chunk.first:
         return Layers(played, numbers, ordered, ordered)
     prefixes = layer_prefixes(spec.model, range(chunk.first, chunk.stop))
     return Layers(played, numbers, ordered, tuple(in_order(whole, family, prefixes)))
@@ -158,8 +158,9 @@ class StepRecorder:
             walk.engine.gather_before_backward()
         self.requests.begin("backward")
         gradients += walk.backward(self._received_gradient(walk))
-        if uses_pipelining(self.spec):  # no micro-batch is in flight after the last backward
-            walk.release()
+        if drains(self.spec):  # no micro-batch is in flight after the last backward
+            if uses_pipelining(self.spec):  # DeepSpeed's pipeline buffers reference the logits
+                walk.release()
             self._free(in_flight)
             walk.engine.reduce_gradients()
         walk.engine.after_last_backward(gradients)

@@ -18,6 +18,8 @@ class Limit(NamedTuple):
         sequences: sequences of a forward pass without gradients; 0: none. The pass needs more memory than the training
             step only if they exceed the micro-batch.
         parameters_of_whole: elements of the whole model that this run's model is a part of; 0: unknown.
+        state_bytes_per_parameter: bytes per parameter of further optimizer state that each GPU has for the whole model;
+            0: none is known.
 
     `memcalc.estimation.limits.limits_of` computes at_least_bytes and holds_memory from the other numbers: the
     reader of a file does not know the model's size, and a search changes the micro-batch.
@@ -29,3 +31,4 @@ class Limit(NamedTuple):
     bytes_per_parameter: int = 0
     sequences: int = 0
     parameters_of_whole: int = 0
+    state_bytes_per_parameter: int = 0

@@ -41,6 +41,8 @@ Schedule = Literal[
     "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipe", "dualpipe-v"
 ]
 TorchVersion = Literal["v2.6", "v2.7", "v2.8", "v2.9", "v2.10", "v2.11", "v2.12", "v2.13"]
+PipelineSplit = Literal["layers", "layers-and-ends"]
+PipelineTensors = Literal["none", "hidden-states", "with-shared-mask", "with-masks"]
 RecomputeModule = Literal["core_attn", "moe_act", "mla_up_proj", "mlp", "moe", "shared_experts", "layernorm"]
 
 # Every stage is evaluated; no published run has more than a few hundred.
@@ -348,6 +350,17 @@ class ParallelismSpec(ConfigBlock):
         "1f1b", description="pipeline schedule; determines the micro-batches in flight on each stage"
     )
     virtual_stages: Size = Field(1, description="v: chunks of layers in each stage of an interleaved schedule")
+    pipeline_split: PipelineSplit = Field(
+        "layers",
+        description="what stages have equally many of: layers | layers-and-ends (embedding and LM head count as one "
+        "layer each, as with DeepSpeed's type:transformer|embedding)",
+    )
+    pipeline_tensors: PipelineTensors | None = Field(
+        None,
+        description="with engine deepspeed: what its pipeline engine passes from module to module and keeps for each "
+        "micro-batch: none (the engine does not run) | hidden-states | with-shared-mask (one attention mask for all "
+        "sequences, GPT-NeoX) | with-masks (one for each); default: hidden-states with several stages",
+    )
     data_parallel_replicate: Size = Field(
         1, description="HSDP: number of groups of ranks; each group shards separately"
     )
@@ -377,6 +390,15 @@ class ParallelismSpec(ConfigBlock):
     def reduces_once(self) -> bool:
         """Whether FSDP reduces gradients after the last micro-batch only, as PyTorch's pipeline schedules always do."""
         return self.fsdp.gradient_sync == "last" or (self.engine == "fsdp2" and self.pipeline_parallel > 1)
+
+    @property
+    def has_pipeline_engine(self) -> bool:
+        """Whether DeepSpeed's pipeline engine runs the model, which programs also use with one stage.
+
+        Its schedule is 1F1B.
+        """
+        chosen = self.pipeline_parallel > 1 if self.pipeline_tensors is None else self.pipeline_tensors != "none"
+        return self.engine == "deepspeed" and self.schedule == "1f1b" and chosen
 
     @property
     def weights_on_host(self) -> bool:

@@ -38,6 +38,11 @@ class ZeroSpec(ConfigBlock):
         description="stage 3: sizes that are computed when training begins, after the engine of a reference model was "
         "made, which has the defaults (TRL)",
     )
+    bf16_optimizer: bool = Field(
+        False,
+        description="stage 1: whether BF16_Optimizer updates bf16 weights: each rank sums all gradients in a second "
+        "copy of them (gradient_dtype; default: fp32)",
+    )
     own_adam: bool = Field(
         False, description="stage 0: whether 16-bit weights are updated by DeepSpeed's own Adam, which flattens them"
     )

@@ -17,7 +17,7 @@ from memcalc.ledger.row_drafts import RowDraft, from_phase, mask_of
 from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
 from memcalc.spec.spec import Spec
 from memcalc.spec.zero import DEFAULT as ZERO
-from memcalc.states import pipelining
+from memcalc.states import pipeline_engine, pipelining
 from memcalc.states.flat_states import construction_rows
 from memcalc.states.state_options import StateOptions, state_options
 from memcalc.states.unsharded_weights import shards_loaded_model, unsharded_weights
@@ -34,6 +34,8 @@ def communication_buffers(spec: Spec, stage: Stage) -> list[RowDraft]:
     if spec.parallelism.engine == "megatron":  # main gradients are one contiguous buffer, reduced in place
         return []
     found = [*pipelining.received(spec, stage)] if pipelining.uses_pipelining(spec) else []
+    if spec.parallelism.has_pipeline_engine:
+        found += pipeline_engine.kept_between_passes(spec, stage)
     options = state_options(spec)
     if spec.parallelism.shards * spec.parallelism.data_parallel_replicate == 1 and not options.partitions_gradients:
         return found
@@ -47,7 +49,7 @@ def communication_buffers(spec: Spec, stage: Stage) -> list[RowDraft]:
 
 @lru_cache(maxsize=1024)
 def _buffers(parameters: LocalParameters, options: StateOptions) -> tuple[RowDraft, ...]:
-    if options.engine == "fsdp2" or options.is_deepspeed_without_zero:
+    if options.engine == "fsdp2" or options.is_deepspeed_without_zero or options.sums_apart:
         return ()
     if options.engine == "deepspeed" and options.zero_stage == 3:
         return tuple(_stage_3(parameters, options))

@@ -51,5 +51,6 @@ def gradient_policy(spec: Spec, *, exist: bool, sharded: bool) -> GradientPolicy
     recipe = RECIPES[spec.training.recipe]
     if exist or recipe.gradients is None:
         return GradientPolicy(kept=False, main_dtype=None)
-    main = recipe.main_gradients if recipe.main_gradients_live == "backward" else None
+    summed = recipe.main_gradients_live == "backward" and not state_options(spec).sums_apart
+    main = recipe.main_gradients if summed else None
     return GradientPolicy(kept=True, main_dtype=main)

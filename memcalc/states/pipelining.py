@@ -29,6 +29,11 @@ def uses_pipelining(spec: Spec) -> bool:
     return parallelism.pipeline_parallel > 1 and not other
 
 
+def drains(spec: Spec) -> bool:
+    """Return whether gradients are reduced when no micro-batch is in flight: after the last one of a pipeline."""
+    return uses_pipelining(spec) or (spec.parallelism.has_pipeline_engine and spec.parallelism.pipeline_parallel > 1)
+
+
 def received(spec: Spec, stage: Stage) -> Iterator[RowDraft]:
     """Yield the buffers of tensors that a stage exchanges with others, from the first step on, except `in_passes`.
 

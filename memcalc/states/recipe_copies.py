@@ -38,8 +38,8 @@ def kept_copies(options: StateOptions, *, trains: bool) -> Iterator[ParameterCop
         yield ParameterCopy(
             Component.MASTER_WEIGHTS, " master", recipe.master or "fp32", 1, phases, citation, role=role
         )
-    # DeepSpeed's stage 1 reduces and frees them after backward
-    gradients_from = 1 if options.engine == "deepspeed" else 2
+    # DeepSpeed's stage 1 reduces and frees them after backward; its BF16_Optimizer keeps all of them
+    gradients_from = NEVER if options.sums_apart else 1 if options.engine == "deepspeed" else 2
     if recipe.gradients is not None and not options.step.updates_in_backward:  # then they are events of backward
         citation = "autograd: .grad, from backward to zero_grad"
         mask = _gradient_mask(options)
@@ -56,9 +56,23 @@ def kept_copies(options: StateOptions, *, trains: bool) -> Iterator[ParameterCop
         if mask:
             until_reduced = _unsharded_sums if options.step.sums_unsharded else _whole_until_reduced
             yield from until_reduced(copy, options)
-    if recipe.main_gradients is not None:
+    if options.sums_apart:
+        yield from _sums_apart(options)
+    elif recipe.main_gradients is not None:
         yield from _main_gradients(options, recipe.main_gradients, gradients_from)
     yield from average(options.step.ema, options.base, weights_from)
+
+
+def _sums_apart(options: StateOptions) -> Iterator[ParameterCopy]:
+    """Yield the sums of all gradients, which are zeroed in place, and the fp32 copy of a rank's partition of them."""
+    citation = "DeepSpeed 0.19 runtime/bf16_optimizer.py: fp32_groups_gradients_flat"
+    dtype, role = options.gradients or "fp32", Role.MASTER_GRADIENTS
+    name = " gradient, summed"
+    yield ParameterCopy(Component.GRADIENTS, name, dtype, NEVER, from_phase("optimizer"), citation, role=role)
+    if dtype != "fp32":
+        citation = "DeepSpeed 0.19 runtime/bf16_optimizer.py: step"
+        mask, name = mask_of("optimizer_step_1", "optimizer_step_2"), " gradient in fp32"
+        yield ParameterCopy(Component.GRADIENTS, name, "fp32", 1, mask, citation, role=role)
 
 
 def _main_gradients(options: StateOptions, dtype: str, gradients_from: int) -> Iterator[ParameterCopy]:

@@ -39,6 +39,7 @@ class TrainingStepOptions(NamedTuple):
     accumulates: bool  # several backwards, of micro-batches or of chunks of layers, precede the update
     sums_unsharded: bool = False  # gradients are reduced only in the last micro-batch
     updates_in_backward: bool = False  # each parameter is updated as soon as its gradient is complete
+    pipelined: bool = False  # DeepSpeed's pipeline engine reduces the gradients
 
 
 class FsdpOptions(NamedTuple):
@@ -126,7 +127,17 @@ class StateOptions(NamedTuple):
 
         Its stages do so on one rank, too, where the shard is the whole gradient.
         """
+        return self.flattens_weights and not self.zero.bf16_optimizer
+
+    @property
+    def flattens_weights(self) -> bool:
+        """Whether DeepSpeed's optimizer flattens the weights, and updates a rank's partition of the flat tensor."""
         return self.engine == "deepspeed" and self.zero_stage >= 1
+
+    @property
+    def sums_apart(self) -> bool:
+        """Whether DeepSpeed's BF16_Optimizer sums all gradients in a flat tensor, in addition to autograd's."""
+        return self.flattens_weights and self.zero.bf16_optimizer
 
     @property
     def shards_weights(self) -> bool:
@@ -222,12 +233,21 @@ def state_options(spec: Spec) -> StateOptions:
         torch=training.torch,
         step=_step_options(spec),
         fsdp=_fsdp_options(spec),
-        zero=parallelism.zero_optimization,
+        zero=_zero_options(spec),
         host=HostOptions(
             parallelism.offload in ("optimizer", "all"), parallelism.weights_on_host, parallelism.offload_pin_memory
         ),
         model=_model_options(spec),
     )
+
+
+def _zero_options(spec: Spec) -> ZeroSpec:
+    """Return the sizes of DeepSpeed's buffers; with pipelines reductions never overlap with backward.
+
+    Source: DeepSpeed 0.19 runtime/engine.py, _configure_zero_optimizer.
+    """
+    zero = spec.parallelism.zero_optimization
+    return zero.model_copy(update={"overlap_comm": False}) if spec.parallelism.has_pipeline_engine else zero
 
 
 def _step_options(spec: Spec) -> TrainingStepOptions:
@@ -241,6 +261,7 @@ def _step_options(spec: Spec) -> TrainingStepOptions:
         sums_unsharded=spec.parallelism.reduces_once
         and (training.gradient_accumulation_steps > 1 or spec.parallelism.pipeline_parallel > 1),
         updates_in_backward=training.optimizer_in_backward,
+        pipelined=spec.parallelism.has_pipeline_engine,
     )
 
 

@@ -108,7 +108,7 @@ def _states(
     parameters: LocalParameters, options: StateOptions, states: Sequence[OptimizerState], layers: int
 ) -> list[BuildOrder]:
     """Return the optimizer states in the order of the parameters."""
-    if not states or options.partitions_gradients:
+    if not states or options.flattens_weights:
         return []
     update = options.update
     if options.engine == "megatron" and options.zero_stage:

@@ -183,13 +183,13 @@ def test_deepseek_v2_lite_from_megatrons_arguments(tmp_path: Path) -> None:
 
 
 def test_a_jobs_script_is_a_script(tmp_path: Path) -> None:
-    """Megatron-DeepSpeed's, as a job of Slurm: DeepSpeed's part is listed."""
+    """Megatron-DeepSpeed's, as a job of Slurm."""
     text = f"#SBATCH --nodes=2\npython pretrain_gpt.py {GPT}--bf16 --deepspeed --zero-stage 1 --checkpoint-activations"
     found = imported(tmp_path, "train.slurm", text)
 
     assert found.blocks["parallelism"]["zero_stage"] == 1
     assert found.blocks["training"]["recompute"] == "full"
-    assert "deepspeed" in [path for path, _ in found.not_modelled]
+    assert found.blocks["parallelism"]["engine"] == "deepspeed"
 
 
 def test_the_launcher_before_the_program(tmp_path: Path) -> None:

@@ -191,8 +191,8 @@ def test_megatron_in_fp32_attends_in_separate_operators(tmp_path: Path) -> None:
         ("--bf16 --attention-backend unfused", "eager", "fused"),
         ("--bf16 --transformer-impl local", "eager", "fused"),
         ("--bf16 --transformer-impl local --no-gradient-accumulation-fusion", "eager", "foreach"),
-        ("--bf16 --deepspeed", "eager", "fused"),
-        ("--bf16 --deepspeed --use-flash-attn", "flash", "fused"),
+        ("--bf16 --deepspeed --nproc_per_node 2 --nnodes 1", "eager", "fused"),
+        ("--bf16 --deepspeed --use-flash-attn --nproc_per_node 2 --nnodes 1", "flash", "fused"),
     ],
 )
 def test_which_of_megatrons_modules_attend(arguments: str, attention: str, step: str, tmp_path: Path) -> None:
@@ -425,13 +425,13 @@ def test_what_is_counted_too_high_changes_no_verdict(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "holds"), [("5.0e8", False), ("2.0e8", False), ("auto", False), ("1000000000", True), ("1e9", True)]
+    ("value", "holds"), [("1.0e9", False), ("2.0e8", False), ("auto", False), ("2000000000", True), ("2e9", True)]
 )
-def test_buckets_beyond_the_default_hold_more(value: str, holds: bool, tmp_path: Path) -> None:
-    text = f'{{"zero_optimization": {{"stage": 2, "allgather_bucket_size": "{value}"}}, "train_batch_size": 8}}'
+def test_more_live_parameters_than_the_default_hold_more(value: str, holds: bool, tmp_path: Path) -> None:
+    text = f'{{"zero_optimization": {{"stage": 3, "max_live_parameters": "{value}"}}, "train_batch_size": 8}}'
     spec = loaded(tmp_path, text, "preset=gpt2", "data_parallel=8", "b=1", name="ds.json")
 
-    assert ("a separate bucket size" in holding(spec)) is holds
+    assert ("gathered weights that are kept" in holding(spec)) is holds
 
 
 def test_files_of_one_field_that_is_asked_for_twice_name_it_once(tmp_path: Path) -> None:

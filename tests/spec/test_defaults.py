@@ -113,6 +113,8 @@ def test_a_silent_file_has_these_values() -> None:
         "expert_tensor_parallel": None,
         "schedule": "1f1b",
         "virtual_stages": 1,
+        "pipeline_split": "layers",
+        "pipeline_tensors": None,
         "data_parallel_replicate": 1,
         "zero_stage": 0,
         "fsdp": {
@@ -138,6 +140,7 @@ def test_a_silent_file_has_these_values() -> None:
             "copies_fp32_weights": False,
             "casts_fp32_weights": False,
             "automatic": (),
+            "bf16_optimizer": False,
             "own_adam": False,
         },
         "offload": "none",

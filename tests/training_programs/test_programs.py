@@ -163,6 +163,7 @@ BARS = {
     "trl-sft-zero": (0.9, 0.4),
     "deepspeed": (0.4, 0.2),
     "deepspeed-stage0": (0.1, 0.1),
+    "deepspeed-pipeline": (0.2, 0.3),
     "trainer-5-stage0": (0.1, 0.1),
     "trl-dpo-zero": (1.9, 0.5),
     "trl-grpo-zero": (0.1, 0.1),
@@ -176,7 +177,7 @@ BARS = {
     "trl-qlora-fsdp1": (8.8, 0.6),  # LayerNorm above a 4-bit base (causes.md); the others are within 0.05
 }
 # Two loops over two GPUs, and a run with weights in host memory (causes.md); four that depend on their data: one is
-# padded, and three have sequences shorter than the file's longest.
+# padded, and three have sequences shorter than the file's longest. A pipeline with as many micro-batches as stages.
 BEYOND = {
     ("axolotl", "held-out", 3),
     ("accelerate-deepspeed", "held-out", 6),
@@ -185,6 +186,7 @@ BEYOND = {
     ("loop", "development", 4),
     ("torchtune", "held-out", 7),
     ("litgpt-head", "held-out", 1),
+    ("deepspeed-pipeline", "held-out", 1),
 }
 
 

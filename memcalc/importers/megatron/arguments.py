@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from memcalc.frameworks.draft import DeferredValue
@@ -39,7 +41,24 @@ def arguments_of(text: str) -> dict[str, Any]:
     except (ShellError, RecursionError):
         return {}
     found = {name: _value(words, script.marks) for name, words in options.items()}
+    if "deepspeed" in found:
+        found |= _deepspeed_parts(script)
     return found | {name: script.variables[name] for name in _ALLOCATOR if found and _is_plain(script, name)}
+
+
+def _deepspeed_parts(script: Script) -> dict[str, Any]:
+    """Return the name of the training program, and the DeepSpeed config that the script writes; unknown ones omitted.
+
+    Unknown values in the config are omitted.
+    """
+    programs = {words[at].rpartition("/")[2] for words in script.commands if (at := _program(words)) is not None}
+    found: dict[str, Any] = {"program": programs.pop()} if len(programs) == 1 else {}
+    for document in script.documents:
+        with suppress(ValueError, RecursionError):
+            config = json.loads(script.marks.replaced(document, "null"))
+            if isinstance(config, dict):
+                found["deepspeed-config"] = config
+    return found
 
 
 def _is_plain(script: Script, name: str) -> bool:

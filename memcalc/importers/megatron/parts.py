@@ -11,6 +11,7 @@ from memcalc.importers.vocabulary import NULL, entries_of, place_vocabulary
 
 _CONTEXT_METHODS = {"p2p": "ring", "a2a": "all-to-all"}
 _PATTERN = re.compile(r"(\[[01,\s]+\])\s*(?:\*\s*(\d{1,4}))?")  # pattern of layers: ([0]*3+[1]*58)
+SEGMENTS = "several layers in one checkpoint segment", "each layer is counted as one segment"  # a limit
 _MOST = 10_000  # layers that are listed separately
 
 
@@ -108,6 +109,8 @@ def place_recompute(draft: Draft) -> None:
         draft.default("training.recompute", "full")
     if modules and values.get("training.recompute") == "selective":
         values["training.recompute_modules"] = modules if isinstance(modules, list) else [modules]
+    if facts.get("together", 1) not in (0, 1) and values.get("training.recompute") == "full":
+        draft.limit(*SEGMENTS, holds_memory=True)
     layers, of = facts.get("recomputed", 1), values.get("model.num_layers")
     parts = [values.get(f"parallelism.{name}", 1) for name in ("pipeline_parallel", "virtual_stages")]
     if values.get("training.recompute") == "full" and facts.get("method") == "block":
@@ -121,9 +124,7 @@ def place_recompute(draft: Draft) -> None:
             draft.limit(what, why, holds_memory=True)
     elif facts.get("method") == "uniform" and type(layers) is int and layers > 1:
         # Fewer inputs stay allocated, but all activations of a group are live during its backward.
-        draft.limit(
-            "several layers in one checkpoint segment", "each layer is counted as one segment", holds_memory=True
-        )
+        draft.limit(*SEGMENTS, holds_memory=True)
 
 
 def place_ranks(draft: Draft) -> None:
@@ -176,9 +177,8 @@ def place_attention(draft: Draft) -> None:
     """
     facts, fields, values = draft.facts, draft.given_fields, draft.values
     kernel = str(facts.get("attention", "auto")).rpartition(".")[2]
-    of_deepspeed = "deepspeed" in fields and "use-flash-attn" not in fields
     local = facts.get("transformer_impl") == "local"
-    if not (local or of_deepspeed or kernel in ("unfused", "local") or draft.given("training.dtype") == "fp32"):
+    if not (local or kernel in ("unfused", "local") or draft.given("training.dtype") == "fp32"):
         return
     split = values.get("parallelism.context_parallel", 1) != 1
     if "model.moe.num_experts" in values or facts.get("latent") is True or split:

@@ -6,7 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.frameworks.draft import Draft
-from memcalc.importers.file_format import FileFormat, Meaning, fact, lacking, nothing, overcounted, place_dropout, to
+from memcalc.importers.file_format import (
+    FileFormat,
+    Meaning,
+    fact,
+    lacking,
+    nothing,
+    overcounted,
+    part,
+    place_dropout,
+    to,
+)
+from memcalc.importers.megatron.deepspeed import CONFIG, CONFIG_FIELDS, place_deepspeed, runs_deepspeed
 from memcalc.importers.megatron.parts import (
     place_attention,
     place_experts,
@@ -125,15 +136,28 @@ FIELDS: dict[str, Meaning] = {
     "cross-entropy-loss-fusion": fact("fuses_loss", "training.loss"),
     "cross-entropy-fusion-impl": fact("fusion", "training.loss"),
     "overlap-*": nothing("changes when memory is allocated, not how much"),
-    "deepspeed": lacking("DeepSpeed under Megatron", "Megatron-LM's own copies are counted"),
-    "zero-stage": to("parallelism.zero_stage"),
+    # Of Megatron-DeepSpeed.
+    "deepspeed": fact("deepspeed", "parallelism.engine"),
+    "program": fact("program", "parallelism.pipeline_tensors"),
+    "zero-stage": fact("zero_stage", "parallelism.zero_stage"),
+    "pp-partition-method": fact("split", "parallelism.pipeline_split"),
+    "no-pipeline-parallel": fact("unpipelined", "parallelism.pipeline_tensors"),
+    "embed-layernorm": fact("embedding_norm", "model.embedding_norm"),
+    "glu-activation": fact("gate", "model.mlp"),
+    "checkpoint-num-layers": fact("together", "training.recompute"),
+    "partition-activations": overcounted("checkpoints that are split over tensor-parallel ranks"),
+    "checkpoint-in-cpu": overcounted("checkpoints offloaded to the CPU"),
+    "deepspeed-activation-checkpointing": nothing("DeepSpeed's function saves what Megatron-LM's does"),
+    "deepspeed-mpi": nothing("no effect on memory"),
+    "mup*": nothing("initialization and learning rates"),
+    "bitfit": overcounted("frozen layers"),
+    CONFIG: part("DeepSpeed's configuration"),
+    f"{CONFIG}.curriculum_learning*": nothing("shorter sequences at the beginning"),
+    **CONFIG_FIELDS,
     **dict.fromkeys(("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"), to("training.alloc_conf")),
-    "deepspeed-*": nothing("part of DeepSpeed under Megatron"),
-    "embed-layernorm": lacking("a norm after the embedding"),
     "loss-scale": nothing("loss scaling"),
     "empty-unused-memory-level": nothing("cached blocks are part of reserved memory"),
     "decoupled-*": nothing("no effect on memory"),
-    "pp-partition-method": lacking("an uneven pipeline split"),  # of BigScience's, with DeepSpeed's pipeline
     **{
         name: nothing("no effect on memory")
         for name in (
@@ -159,7 +183,7 @@ FIELDS: dict[str, Meaning] = {
             *("create-attention-mask-in-dataloader", "mmap-bin-files", "one-logger", "data-sharding", "log-*"),
             *("contiguous-buffers-in-local-ddp", "scatter-gather-tensors-in-pipeline", "query-key-layer-scaling"),
             *("initialization", "pin-cpu-*", "rope-freq", "weight-decay-cond-type", "yarn-*", "barrier-*"),
-            *("use-layer-wise-param-layout", "new-tensors", "pipeline-parallel", "fp8-weight-transpose-cache"),
+            *("use-layer-wise-param-layout", "new-tensors", "fp8-weight-transpose-cache"),
         )
     },
     "moe-layer-freq": fact("expert_layers", "model.moe.dense_layers"),
@@ -220,15 +244,41 @@ FIELDS: dict[str, Meaning] = {
 
 
 def _finish(draft: Draft) -> None:
+    facts, of_deepspeed = draft.facts, runs_deepspeed(draft)
+    draft.default("training.implementation", "plain" if of_deepspeed else "megatron")
+    (place_deepspeed if of_deepspeed else place_precision)(draft)
+    _place_shape(draft)
+    place_dropout(draft, 0.1)
+    place_widths(draft)
+    if "model.moe.num_experts" in draft.values:
+        place_experts(draft)
+    if facts.get("fp8"):
+        recipe = facts.get("fp8_recipe", "delayed")  # arguments.py: its default
+        if recipe in ("delayed", "tensorwise", "mxfp8", "blockwise"):
+            draft.values["training.fp8"] = recipe
+        else:
+            draft.limit(f"fp8-recipe {recipe}", holds_memory=True)
+    # arguments.py: by default native, which compiles the loss and saves the same
+    if facts.get("fuses_loss") is True and facts.get("fusion") == "te":
+        draft.default("training.loss", "fused")
+    place_rows(draft)
+    place_ranks(draft)
+    place_recompute(draft)
+    if not of_deepspeed:
+        place_attention(draft)
+
+
+def _place_shape(draft: Draft) -> None:
+    """Set positions, norms, biases, heads and tied embeddings, with the defaults of arguments.py."""
     facts, values = draft.facts, draft.values
-    draft.default("training.implementation", "megatron")
-    place_precision(draft)
     if facts.get("no_positions") is True:
         draft.default("model.position_embedding", "none")
     draft.default("model.position_embedding", "learned")
-    if values["model.position_embedding"] == "alibi":
+    if values["model.position_embedding"] == "alibi" and not runs_deepspeed(draft):
         values["model.position_embedding"] = "none"
         draft.limit("ALiBi", "Megatron-Core has no such positions: none are counted", holds_memory=True)
+    if facts.get("embedding_norm") is True and not runs_deepspeed(draft):
+        draft.limit("a norm after the embedding", "Megatron-Core has no such norm: none is counted", holds_memory=True)
     draft.default("model.normalization", "layernorm")
     if facts.get("untied", False):
         values["model.tie_word_embeddings"] = False
@@ -238,26 +288,9 @@ def _finish(draft: Draft) -> None:
         draft.default(f"model.{name}", biased)
     if facts.get("grouped") and type(facts.get("groups")) is int:
         values["model.num_key_value_heads"] = facts["groups"]
-    place_dropout(draft, 0.1)
-    place_widths(draft)
-    if "model.moe.num_experts" in values:
-        place_experts(draft)
     if facts.get("latent") is True:
         values.pop("model.head_dim", None)  # kv-channels, which latent attention does not read
         values |= {f"model.mla.{ours}": facts.get(name, default) for name, (ours, default) in _LATENT.items()}
-    if facts.get("fp8"):
-        recipe = facts.get("fp8_recipe", "delayed")  # arguments.py: its default
-        if recipe in ("delayed", "tensorwise", "mxfp8", "blockwise"):
-            values["training.fp8"] = recipe
-        else:
-            draft.limit(f"fp8-recipe {recipe}", holds_memory=True)
-    # arguments.py: by default native, which compiles the loss and saves the same
-    if facts.get("fuses_loss") is True and facts.get("fusion") == "te":
-        draft.default("training.loss", "fused")
-    place_rows(draft)
-    place_ranks(draft)
-    place_recompute(draft)
-    place_attention(draft)
 
 
 def _recognized(data: Mapping[str, Any]) -> bool:

@@ -38,6 +38,11 @@ class MarkTable:
         match = _MARK.fullmatch(word)
         return self._open[int(match[1])] if match else None
 
+    @staticmethod
+    def replaced(text: str, by: str) -> str:
+        """Return a text with the same word in place of each mark."""
+        return _MARK.sub(by, text)
+
     def shown(self, word: str) -> str:
         """Return a word with each mark replaced by its text in the script."""
         return _MARK.sub(lambda match: self._open[int(match[1])].text, word)

@@ -53,11 +53,13 @@ class Script:
         marks: marks of unknown values in the words.
         commands: the words of each command, except commands that only print or set options.
         variables: the values at the end, in the order of first assignment.
+        documents: the here-documents of commands that only print, such as `cat > FILE`.
     """
 
     marks: MarkTable = field(default_factory=MarkTable)
     commands: list[tuple[str, ...]] = field(default_factory=list)
     variables: dict[str, Value] = field(default_factory=dict)
+    documents: list[str] = field(default_factory=list)
 
 
 def read_script(text: str, runs: Callable[[str], bool]) -> Script:
@@ -266,6 +268,7 @@ class _Interpreter:
         if name in self.functions:
             return self.call(self.functions[name], words[1:])
         if name in _SILENT:
+            self.script.documents += bodies
             return None
         lines = [" ".join(words[1:])] if name == "eval" else [*self.lines_of(words), *bodies]
         if lines:

@@ -138,9 +138,10 @@ def _gradients(spec: Spec) -> Iterator[Violation]:
     recipe = RECIPES[training.recipe]
     own = recipe.main_gradients or recipe.gradients or "fp32"
     own = training.dtype if own == "compute" else own
-    free = recipe.main_gradients_live == "always" and training.gradient_dtype == training.dtype
+    chosen = recipe.main_gradients_live == "always" or spec.parallelism.zero_optimization.bf16_optimizer
+    free = chosen and training.gradient_dtype == training.dtype
     if training.gradient_dtype != own and not free:
-        known = f"{own} or {training.dtype}" if recipe.main_gradients_live == "always" else own
+        known = f"{own} or {training.dtype}" if chosen else own
         yield Violation(
             ("training", "gradient_dtype"),
             f"recipe {training.recipe} sums gradients in {known}, but gradient_dtype = {training.gradient_dtype}.",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from memcalc.spec.layers import windows_among
 from memcalc.spec.model_families.conversion import built_in_fp32
 from memcalc.spec.recipes import RECIPES
-from memcalc.spec.rule_sets.violations import Violation, divisors, only
+from memcalc.spec.rule_sets.violations import Violation, divisors, only, setting, shown
 from memcalc.spec.spec import Spec
 from memcalc.spec.yaml_source import Path
 
@@ -262,6 +262,39 @@ def one_dtype(spec: Spec) -> Iterator[Violation]:
             f"transformers builds {', '.join(wide)} of {spec.model.architecture} in fp32.",
             "Set recipe: amp or fp32, another engine, or implementation: plain.",
         )
+
+
+def bf16_optimizer(spec: Spec) -> Iterator[Violation]:
+    """Yield violations: DeepSpeed's BF16_Optimizer shards the states of bf16 weights."""
+    if not spec.parallelism.zero_optimization.bf16_optimizer:
+        return
+    training = spec.training
+    fields: dict[Path, tuple[object, object]] = {
+        ("parallelism", "zero_stage"): (spec.parallelism.zero_stage, 1),
+        ("parallelism", "offload"): (spec.parallelism.offload, "none"),
+        ("training", "dtype"): (training.dtype, "bf16"),
+        ("training", "recipe"): (training.recipe, "mixed-20"),
+    }
+    for key, (value, known) in fields.items():
+        if value != known:
+            yield Violation(
+                key,
+                f"zero_optimization.bf16_optimizer needs {key[-1]} = {known}, not {shown(value)}.",
+                f"Set {setting(str(key[-1]), (known,))}, or bf16_optimizer: false.",
+            )
+
+
+def pipeline_engine(spec: Spec) -> Iterator[Violation]:
+    """Yield violations: the tensors that DeepSpeed's pipeline engine keeps are those of its own schedule."""
+    parallelism = spec.parallelism
+    if parallelism.pipeline_tensors in (None, "none") or parallelism.has_pipeline_engine:
+        return
+    yield Violation(
+        ("parallelism", "pipeline_tensors"),
+        f"pipeline_tensors = {parallelism.pipeline_tensors} needs engine = deepspeed and schedule = 1f1b, not "
+        f"{parallelism.engine} and {parallelism.schedule}.",
+        "Set engine: deepspeed, or leave pipeline_tensors out.",
+    )
 
 
 def schedule(spec: Spec) -> Iterator[Violation]:

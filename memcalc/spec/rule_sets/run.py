@@ -229,11 +229,13 @@ def _layers(spec: Spec) -> Iterator[Violation]:
             f"Set at most {MOST_LAYERS:,}.",
         )
     layers, stages = spec.model.num_layers, spec.parallelism.pipeline_parallel
-    if stages > layers:
+    with_ends = spec.parallelism.pipeline_split == "layers-and-ends"
+    if stages > layers + 2 * with_ends:
+        ends = " and 2 for embedding and LM head" if with_ends else ""
         yield Violation(
             ("parallelism", "pipeline_parallel"),
-            f"pipeline_parallel = {stages} is more than num_layers = {layers}.",
-            f"Set at most {layers}: a stage needs at least one layer.",
+            f"pipeline_parallel = {stages} is more than num_layers = {layers}{ends}.",
+            f"Set at most {layers + 2 * with_ends}: a stage needs at least one {'of them' if with_ends else 'layer'}.",
         )
     recompute = spec.training.recompute
     yield from saved_matmuls_rules(spec)
@@ -327,6 +329,8 @@ def _zero(spec: Spec) -> Iterator[Violation]:
             f"the block zero_optimization needs engine = deepspeed, but engine = {engine}.",
             "Set engine: deepspeed, or leave zero_optimization out.",
         )
+        return
+    yield from parallelism.bf16_optimizer(spec)
 
 
 def _pattern(spec: Spec) -> Iterator[Violation]:
@@ -400,6 +404,7 @@ RULES: tuple[Rule, ...] = (
     offload.offload,
     offload.activations,
     parallelism.schedule,
+    parallelism.pipeline_engine,
     finetuning,
     fp8,
     kernels,
