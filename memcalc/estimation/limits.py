@@ -24,6 +24,7 @@ from memcalc.spec.model_families.conversion import family_omissions
 from memcalc.spec.spec import Spec
 from memcalc.spec.towers import masks_given_images, tower_trains
 from memcalc.spec.training import LIGER_FAMILIES
+from memcalc.spec.zero import FULLY_SHARDED
 from memcalc.states.pipelining import uses_pipelining
 from memcalc.states.state_options import state_options
 
@@ -53,7 +54,6 @@ FP8_OMISSIONS = {
     False: "torch.compile's fusion of torchao's FP8 casts: those of eager execution are counted",
     True: "FP8 matmuls were modelled from Transformer Engine's source and not compared with a run",
 }
-FULLY_SHARDED = 3  # the ZeRO stage of FSDP2's reshard_after_forward=True
 IMBALANCE = "experts that get more tokens than others: routing is assumed to be balanced"
 
 

@@ -7,9 +7,10 @@ from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple
 
-from memcalc.layout.flat_parameters import in_every_layer, is_apart, module_in, part_of
+from memcalc.layout.flat_parameters import in_every_layer, module_in
 from memcalc.layout.local_parameters import LocalParameter
 from memcalc.sharding.engine import ROOT
+from memcalc.states.flat_states import has_own_unit, is_joined
 from memcalc.states.state_options import StateOptions
 
 
@@ -30,16 +31,9 @@ THE_ROOT = UnitKey(ROOT)
 
 def unit_of_parameter(place: int, parameter: LocalParameter, options: StateOptions) -> UnitKey:
     """Return the unit of a parameter of a layer or of the root."""
-    fsdp = options.fsdp
-    if is_joined(parameter, options):
+    if is_joined(parameter, options.fsdp):
         return THE_ROOT
-    is_own = is_apart(parameter, fsdp.least_apart) or (fsdp.trained_apart and parameter.trains)
-    return UnitKey(place, module_in(parameter) if is_own else "")
-
-
-def is_joined(parameter: LocalParameter, options: StateOptions) -> bool:
-    """Return whether a parameter of a layer is in the root's unit."""
-    return parameter.where == "layer" and part_of(parameter) in options.fsdp.joined_parts
+    return UnitKey(place, module_in(parameter) if has_own_unit(parameter, options.fsdp) else "")
 
 
 def units_in_order(
@@ -50,7 +44,7 @@ def units_in_order(
     Modules that are units follow their layer; those of the root are before the layers if they embed tokens. Recordings
     of a step have fewer layers than the model, of which the root has the joined parts of all.
     """
-    joined = dict.fromkeys(each for members in units.values() for each in members if is_joined(each, options))
+    joined = dict.fromkeys(each for members in units.values() for each in members if is_joined(each, options.fsdp))
     if joined:
         units = {place: [each for each in members if each not in joined] for place, members in units.items()}
         units[ROOT] = [*units[ROOT], *in_every_layer(joined, options.fsdp.layers)]

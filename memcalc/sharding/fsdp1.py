@@ -20,9 +20,9 @@ from memcalc.layout.flat_parameters import is_apart
 from memcalc.layout.local_parameters import LocalParameter, LocalParameters
 from memcalc.ledger.component import Component
 from memcalc.sharding.engine import ROOT, Engine, Gradient
-from memcalc.sharding.flat_units import THE_ROOT, UnitKey, in_order_of_end, is_joined, units_in_order
+from memcalc.sharding.flat_units import THE_ROOT, UnitKey, in_order_of_end, units_in_order
 from memcalc.spec.recipes import DTYPE_BYTES
-from memcalc.states.flat_states import flat_states, unit_of
+from memcalc.states.flat_states import flat_states, is_joined, unit_of
 from memcalc.states.state_options import StateOptions
 from memcalc.stream.requests import EngineTensor, Requests
 
@@ -322,7 +322,7 @@ class FSDP1(Engine):
 
     def _without_joined(self, unit: UnitKey, gradients: Sequence[Gradient]) -> Sequence[Gradient]:
         """Keep gradients of a layer's parts that are the root's, until all of its unit exist; return the others."""
-        joined = [each for each in gradients if each.parameter and is_joined(each.parameter, self.choice)]
+        joined = [each for each in gradients if each.parameter and is_joined(each.parameter, self.choice.fsdp)]
         self.joined += ((unit.place, each.storage) for each in joined)
         return [each for each in gradients if each not in joined] if joined else gradients
 

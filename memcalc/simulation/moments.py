@@ -16,11 +16,11 @@ from memcalc.ledger.row_drafts import RowDraft
 from memcalc.sharding.schedules import order_of, played_micro_batches
 from memcalc.simulation.passes import pieces_of
 from memcalc.spec.spec import Spec
+from memcalc.spec.zero import FULLY_SHARDED
 from memcalc.states.model_states import earlier_gradients, reduced_gradients
 from memcalc.states.pipeline_engine import kept_in_flight
 from memcalc.states.pipelining import gathered_stage, gathers_stages, in_passes, uses_pipelining
 
-FULLY_SHARDED = 3  # the ZeRO stage at which FSDP2's forward reshards
 NONE, PART, WHOLE = range(3)  # of a chunk's parameters or gradients
 
 

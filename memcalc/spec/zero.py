@@ -11,6 +11,9 @@ from memcalc.spec.model import ConfigBlock, Count, Size
 AutomaticSize = Literal["prefetch_bucket_size", "param_persistence_threshold"]
 
 
+FULLY_SHARDED = 3  # the ZeRO stage that shards weights: FSDP's FULL_SHARD, or reshard_after_forward=True
+
+
 class ZeroSpec(ConfigBlock):
     """Sizes in elements, with the defaults of DeepSpeed's runtime/zero/config.py."""
 

@@ -22,7 +22,7 @@ from memcalc.ledger.component import Component
 from memcalc.ledger.row_drafts import RowDraft, mask_of
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.states.optimizers.parameter_order import registered
-from memcalc.states.state_options import StateOptions
+from memcalc.states.state_options import FsdpOptions, StateOptions
 
 
 class FlatStates(NamedTuple):
@@ -131,11 +131,20 @@ def _units(
 
 def _unit_name(parameter: LocalParameter, options: StateOptions) -> str:
     """Return the name of a parameter's unit."""
-    fsdp = options.fsdp
-    if is_apart(parameter, fsdp.least_apart) or (fsdp.trained_apart and parameter.trains):
+    if has_own_unit(parameter, options.fsdp):
         return parameter.module
-    in_root = parameter.where != "layer" or part_of(parameter) in fsdp.joined_parts
+    in_root = parameter.where != "layer" or is_joined(parameter, options.fsdp)
     return ROOT_MODULE if in_root else f"{parameter.module.partition('*')[0]}*"
+
+
+def has_own_unit(parameter: LocalParameter, fsdp: FsdpOptions) -> bool:
+    """Return whether a parameter's module is a unit: it is large enough or, with PEFT's policy, it trains."""
+    return is_apart(parameter, fsdp.least_apart) or (fsdp.trained_apart and parameter.trains)
+
+
+def is_joined(parameter: LocalParameter, fsdp: FsdpOptions) -> bool:
+    """Return whether a parameter of a layer is in the root's unit."""
+    return parameter.where == "layer" and part_of(parameter) in fsdp.joined_parts
 
 
 def _copies(name: str, members: Sequence[LocalParameter]) -> int:
