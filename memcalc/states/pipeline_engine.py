@@ -24,7 +24,7 @@ FORWARD = mask_of("forward_1", "forward_2")
 STEPS = from_phase("forward_1")
 SOURCE = "DeepSpeed 0.19 runtime/pipe/engine.py:"
 BUFFERS = 2  # the least number of pipeline buffers of a stage: runtime/pipe/schedule.py, num_pipe_buffers
-MASK_BYTES, SENT_MASK_BYTES = 1, 2  # a mask is bool, and fp16 when it is sent
+MASK, SENT_MASK = "bool", "fp16"  # dtypes of an attention mask, and of one that is sent
 
 
 class _Kept(NamedTuple):
@@ -33,7 +33,8 @@ class _Kept(NamedTuple):
     Args:
         name: the name in rows.
         count: how many there are.
-        each: bytes of one.
+        shape: of one.
+        dtype: of all.
         mask: the phases in which they are live.
         formula: bytes of one in symbols.
         source: the function of the engine.
@@ -41,7 +42,8 @@ class _Kept(NamedTuple):
 
     name: str
     count: int  # type: ignore[assignment] # hides tuple.count, which nothing here needs
-    each: int
+    shape: tuple[int, ...]
+    dtype: str
     mask: int
     formula: str
     source: str
@@ -68,41 +70,39 @@ def kept_in_flight(spec: Spec, stage: Stage, in_flight: int) -> Iterator[RowDraf
 
 def _buffers(spec: Spec, stage: Stage) -> Iterator[_Kept]:
     """Yield the buffers of one received activation and one received gradient, which stay allocated."""
-    part, formula = _part(spec)
+    (shape, formula), dtype = _part(spec), spec.training.dtype
     if not stage.has_embedding:
-        yield _Kept("activation received", 1, part, STEPS, formula, "_exec_recv_activations")
+        yield _Kept("activation received", 1, shape, dtype, STEPS, formula, "_exec_recv_activations")
         if _passes_mask(spec):
-            elements = _mask_elements(spec)
-            formula = f"2·{_mask_formula(spec)}"
-            yield _Kept("mask received", 1, SENT_MASK_BYTES * elements, STEPS, formula, "_exec_recv_activations")
+            bytes_of = f"2·{_mask_formula(spec)}"
+            yield _Kept("mask received", 1, _mask_shape(spec), SENT_MASK, STEPS, bytes_of, "_exec_recv_activations")
     if not stage.has_head:
-        yield _Kept("gradient received", 1, part, STEPS & ~FORWARD | BACKWARD, formula, "_exec_recv_grads")
+        yield _Kept("gradient received", 1, shape, dtype, STEPS & ~FORWARD | BACKWARD, formula, "_exec_recv_grads")
 
 
 def _in_flight(spec: Spec, stage: Stage, in_flight: int) -> Iterator[_Kept]:
-    whole, (part, formula) = passed_on(spec), _part(spec)
+    training, whole, (part, formula) = spec.training, passed_on(spec), _part(spec)
     splits = spec.parallelism.tensor_parallel > 1
+    tokens = training.sequences, training.row_length
     if not stage.has_embedding and not splits:  # forward reads a copy; otherwise it reads what is gathered
-        yield _Kept("activations received", in_flight, part, PASSES, formula, "_exec_forward_pass, clone")
+        source = "_exec_forward_pass, clone"
+        yield _Kept("activations received", in_flight, part, training.dtype, PASSES, formula, source)
     if not stage.has_head:
-        yield _Kept("activations sent", in_flight, part, PASSES, formula, "_exec_forward_pass, outputs")
+        source = "_exec_forward_pass, outputs"
+        yield _Kept("activations sent", in_flight, part, training.dtype, PASSES, formula, source)
     if not stage.has_head and splits:
-        source = "_exec_backward_pass, PartitionedTensor.full"
-        yield _Kept("output and its gradient, gathered", 2, whole.each, BACKWARD, whole.formula, source)
-    if stage.has_embedding and spec.training.dropout:
-        training = spec.training
-        elements = training.sequences * training.row_length * spec.model.hidden_size
-        source = "EmbeddingPipe of Megatron-DeepSpeed and GPT-NeoX"
-        yield _Kept("mask of the embedding's dropout", in_flight, elements, PASSES, "b·s·d", source)
+        name, source = "output and its gradient, gathered", "_exec_backward_pass, PartitionedTensor.full"
+        yield _Kept(name, 2, whole.shape, whole.dtype, BACKWARD, whole.formula, source)
+    if stage.has_embedding and training.dropout:
+        name, source = "mask of the embedding's dropout", "EmbeddingPipe of Megatron-DeepSpeed and GPT-NeoX"
+        yield _Kept(name, in_flight, (*tokens, spec.model.hidden_size), MASK, PASSES, "b·s·d", source)
     if stage.has_embedding:
-        elements = spec.training.sequences * spec.training.row_length
         copies = 4 * in_flight  # token and position ids, and the copies that forward reads
-        yield _Kept("token and position ids", copies, 8 * elements, PASSES, "8·b·s", "_exec_load_micro_batch")
+        yield _Kept("token and position ids", copies, tokens, "int64", PASSES, "8·b·s", "_exec_load_micro_batch")
     if _passes_mask(spec):
-        elements = _mask_elements(spec)
-        source, formula = "_exec_forward_pass, clone", _mask_formula(spec)
-        yield _Kept("attention masks", 2 * in_flight, MASK_BYTES * elements, PASSES, formula, source)
-        yield _Kept("mask sent", 1, SENT_MASK_BYTES * elements, PASSES, f"2·{formula}", "_exec_send_activations")
+        source, formula, shape = "_exec_forward_pass, clone", _mask_formula(spec), _mask_shape(spec)
+        yield _Kept("attention masks", 2 * in_flight, shape, MASK, PASSES, formula, source)
+        yield _Kept("mask sent", 1, shape, SENT_MASK, PASSES, f"2·{formula}", "_exec_send_activations")
 
 
 def _earlier_inputs(spec: Spec, stage: Stage) -> Iterator[_Kept]:
@@ -111,8 +111,8 @@ def _earlier_inputs(spec: Spec, stage: Stage) -> Iterator[_Kept]:
         return
     whole, buffers = passed_on(spec), min(BUFFERS, spec.training.gradient_accumulation_steps)
     name, source = "inputs of earlier micro-batches, and gradients", "_exec_backward_pass, outputs"
-    yield _Kept(name, 2 * buffers, whole.each, STEPS & ~PASSES, whole.formula, source)
-    yield _Kept(name, 2 * (buffers - 1), whole.each, PASSES, whole.formula, source)
+    yield _Kept(name, 2 * buffers, whole.shape, whole.dtype, STEPS & ~PASSES, whole.formula, source)
+    yield _Kept(name, 2 * (buffers - 1), whole.shape, whole.dtype, PASSES, whole.formula, source)
 
 
 def _logits(spec: Spec, stage: Stage) -> Iterator[RowDraft]:
@@ -125,16 +125,16 @@ def _logits(spec: Spec, stage: Stage) -> Iterator[RowDraft]:
     training, parallelism = spec.training, spec.parallelism
     dtype = "fp32" if training.logits_dtype == "fp32" else training.dtype
     split = "/t" if parallelism.tensor_parallel > 1 else ""
-    each = DTYPE_BYTES[dtype] * training.sequences * training.row_length * _vocabulary(spec)
+    shape = (training.sequences, training.row_length, _vocabulary(spec))
     formula = f"{DTYPE_BYTES[dtype]}·b·s·V{split}"
     buffers = min(BUFFERS, training.gradient_accumulation_steps)
     current = PASSES & ~FORWARD
     name, source = "logits of earlier micro-batches", "_exec_backward_pass"
     kept = (
-        _Kept(name, buffers, each, STEPS & ~current, formula, source),
-        _Kept(name, buffers - 1, each, current, formula, source),
+        _Kept(name, buffers, shape, dtype, STEPS & ~current, formula, source),
+        _Kept(name, buffers - 1, shape, dtype, current, formula, source),
     )
-    yield from (row._replace(component=Component.LOGITS_AND_LOSS, dtype=dtype, module="head") for row in _rows(kept))
+    yield from (row._replace(component=Component.LOGITS_AND_LOSS, module="head") for row in _rows(kept))
 
 
 def _unused_positions(spec: Spec, stage: Stage) -> Iterator[RowDraft]:
@@ -170,26 +170,27 @@ def _unused_positions(spec: Spec, stage: Stage) -> Iterator[RowDraft]:
 def _rows(found: Iterator[_Kept] | tuple[_Kept, ...]) -> Iterator[RowDraft]:
     for kept in found:
         if kept.count > 0:
-            given = (kept.each, rounded(kept.each), kept.mask, kept.formula, f"{SOURCE} {kept.source}")
+            each = prod(kept.shape) * DTYPE_BYTES[kept.dtype]
+            given = (each, rounded(each), kept.mask, kept.formula, f"{SOURCE} {kept.source}")
             component = Component.COMMUNICATION_BUFFERS
-            yield RowDraft(component, "engine", kept.name, (kept.each,), "uint8", kept.count, *given)
+            yield RowDraft(component, "engine", kept.name, kept.shape, kept.dtype, kept.count, *given)
 
 
-def _part(spec: Spec) -> tuple[int, str]:
-    """Return a rank's bytes of the hidden states that are sent, and their formula."""
+def _part(spec: Spec) -> tuple[tuple[int, ...], str]:
+    """Return the shape of a rank's part of the hidden states that are sent, and the formula of its bytes."""
     whole, ranks = passed_on(spec), spec.parallelism.tensor_parallel
-    size = DTYPE_BYTES[spec.training.dtype]
-    elements = prod(whole.shape)
-    return size * -(-elements // ranks), whole.formula + ("/t" if ranks > 1 else "")
+    if ranks == 1:
+        return whole.shape, whole.formula
+    return (-(-prod(whole.shape) // ranks),), f"{whole.formula}/t"
 
 
 def _passes_mask(spec: Spec) -> bool:
     return spec.parallelism.pipeline_tensors in ("with-shared-mask", "with-masks")
 
 
-def _mask_elements(spec: Spec) -> int:
+def _mask_shape(spec: Spec) -> tuple[int, int, int]:
     masks = spec.training.sequences if spec.parallelism.pipeline_tensors == "with-masks" else 1
-    return masks * spec.training.row_length**2
+    return masks, spec.training.row_length, spec.training.row_length
 
 
 def _mask_formula(spec: Spec) -> str:
