@@ -127,9 +127,11 @@ class FSDP1(Engine):
         self.sums: dict[UnitKey, int] = {}  # unit -> flat gradient of earlier micro-batches, not reduced
         self.awaits_backward: set[UnitKey] = set()  # units that have run forward, but not begun backward
         self.in_backward = False
+        self.runs_backward = True  # otherwise it is the engine of a model that scores alone
         self.running: UnitKey | None = None  # the module that runs, of those that are units
         self.runs_forward = True  # whether it runs forward, or again
         self.ready: list[Gradient] = []  # its gradients
+        self.ended: UnitKey | None = None  # a module that has ended before its gradients exist
         self.of_layer: list[Gradient] = []  # gradients of its unit
         self.joined: list[tuple[int, int]] = []  # a layer, and a gradient in it that is the root's, until its end
         self.reduced: list[int] = []  # gradient shards of modules, until backward of their layer ends
@@ -215,6 +217,15 @@ class FSDP1(Engine):
         self._drop_all(self.unsharded)
         self.prefetched.clear()
 
+    def omit_backward(self) -> None:
+        """Keep the root gathered after the first forward, which only a backward frees. Source: _post_forward."""
+        self.runs_backward = self.repeats = False
+
+    def after_scoring(self) -> None:
+        """Free the root's flat parameter, if a backward follows."""
+        if self.runs_backward:
+            self.after_evaluation()
+
     def before_backward(self, unit: int) -> None:
         """Begin the backward of a layer or the root."""
         self.in_backward = True
@@ -256,15 +267,25 @@ class FSDP1(Engine):
         unit, self.running = self.running, None
         if unit is not None and self.runs_forward:
             self._end_forward(unit)
+        elif unit is not None and self.choice.fsdp.trained_apart and len(self.ready) < len(self.members[unit]):
+            self.ended = unit
         elif unit is not None:
-            gradients, self.ready = self.ready, []
-            self._end_backward(unit, gradients)
+            self._end_module(unit)
+
+    def _end_module(self, unit: UnitKey) -> None:
+        gradients, self.ready, self.ended = self.ready, [], None
+        self._end_backward(unit, gradients)
 
     def gradient_ready(self, gradient: Gradient) -> None:
-        """Take over a gradient of the module that runs, until its backward ends, or else until that of its layer."""
+        """Take over a gradient of the module that runs, until its backward ends, or else until that of its layer.
+
+        Autocast's cast of a weight has its backward after that of the module: then the unit ends with it.
+        """
         fsdp = self.choice.fsdp
         is_apart_here = gradient.parameter is None or is_apart(gradient.parameter, fsdp.least_apart)
         (self.ready if fsdp.trained_apart or is_apart_here else self.of_layer).append(gradient)
+        if self.ended is not None and len(self.ready) == len(self.members[self.ended]):
+            self._end_module(self.ended)
 
     # -- units ---------------------------------------------------------------------------------------------------------
 

@@ -424,7 +424,7 @@ class SimulatedRun:
     def _teach(self, teacher: Teacher) -> MicroBatch:
         """Record the teacher's forward pass on the current micro-batch; its logits are live until the loss is known."""
         engine, known = teacher.engine, teacher.batches
-        if self.length not in known:
+        if self.length not in known or not self.requests.repeats:
             known[self.length] = self._without_gradients(with_length(teacher.run, self.length), engine, teacher)
         elif not engine.repeats:
             known[self.length] = MicroBatch(self.requests, known[self.length].passing)
@@ -440,7 +440,7 @@ class SimulatedRun:
             self.reference_engine = reference_engine_of(self.requests, self.ordered, self.units, run, plan, self.engine)
         engine = self.reference_engine
         key = run.training.sequence_length, run.training.micro_batch_size
-        if key not in self.references:
+        if key not in self.references or not self.requests.repeats:
             self.references[key] = self._without_gradients(run, engine, without_adapters=scores_itself(run))
         elif not engine.repeats:
             self.references[key] = MicroBatch(self.requests, self.references[key].passing)
@@ -473,7 +473,7 @@ class SimulatedRun:
             taught = self._teach(self.teacher)
             self.passing.loss()
             taught.release()
-            self.teacher.engine.after_evaluation()
+            self.teacher.engine.after_scoring()
         if scored_by_reference(self.spec):
             self._score(with_length(self.spec, self.length))
             self.passing.end_scoring()

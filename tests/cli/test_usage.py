@@ -57,7 +57,7 @@ WRONG = {
     "estimate gpt3 --set zero_optimization.foo=1": (
         "error: --set zero_optimization.foo=1: unknown field 'foo' in zero_optimization. Choose from "
         "reduce_bucket_size, prefetch_bucket_size, param_persistence_threshold, overlap_comm, separate_no_decay, "
-        "copies_fp32_weights, casts_fp32_weights, automatic, own_adam.\n"
+        "copies_fp32_weights, casts_fp32_weights, automatic, bf16_optimizer, own_adam.\n"
     ),
     "check configs --budget lots": (
         "error: --budget: 'lots' is not a size. Write a number and a unit, such as 70GiB (2^30 bytes) or 80GB (10^9 "

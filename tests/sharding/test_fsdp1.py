@@ -289,6 +289,24 @@ def test_an_all_gather_waits_for_earlier_reductions(layers: int) -> None:
     assert never - on_time == pytest.approx((layers - 2) * flat, rel=0.01)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("pairs=true", "reference_model=true"),
+        ("evaluation_batch_size=2", "variable_lengths=true"),
+        ("lora.rank=8", "fsdp.wrap=layers-and-trained", "fsdp.use_orig_params=true"),
+        ("empty_cache_steps=2", "gradient_accumulation_steps=2"),
+    ],
+)
+def test_what_runs_beside_the_step_has_late_streams_too(words: tuple[str, ...]) -> None:
+    """The requests of a micro-batch are written anew: blocks that wait are not freed where the first ones were."""
+    sizes = ("recipe=pure", "num_layers=3", "b=2", "s=256", "engine=fsdp1", "zero_stage=3", "data_parallel=2")
+    need = need_of(load("qwen2.5-0.5b", (*sizes, *words), gpu="h100-80gb"), find_gpu("h100-80gb"))
+
+    assert need.late_bytes > 0.9 * need.reserved_bytes
+    assert need.on_gpu == "fits"
+
+
 def test_a_run_that_fits_only_with_streams_on_time_cannot_say() -> None:
     need = need_of(late_run(8), find_gpu("h100-80gb"))
     between = need.outside_bytes + (need.reserved_bytes + need.late_bytes) // 2
