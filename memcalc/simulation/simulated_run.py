@@ -531,6 +531,7 @@ def unsupported_reason(spec: Spec) -> str:
     reasons = {
         "a teacher under DeepSpeed": options.engine == "deepspeed" and spec.training.teacher is not None,
         "a vision tower that trains": tower_trains(spec.model, spec.training),
+        "DeepSpeed's pipeline engine": spec.parallelism.has_pipeline_engine,
         **dict.fromkeys(megatron_lacks(spec, plan_of(spec)) if options.engine == "megatron" else (), True),
         "weights alone in host memory under DeepSpeed": options.engine == "deepspeed"
         and options.host.has_weights

@@ -1,4 +1,4 @@
-"""Requests of repeated micro-batches are copies of the first ones: a run that writes each anew has the same."""
+"""Requests of repeated micro-batches are copies of the first ones: a run without copies has the same."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SIZES = ("num_layers=3", "b=2", "s=256", "recipe=pure", "data_parallel=2", "zero
 PAIRS = ("pairs=true", "reference_model=true")
 
 
-class WrittenAnew(Requests):
+class NeverCopied(Requests):
     """Requests that are never copied, because they are of another class."""
 
 
@@ -31,10 +31,10 @@ class WrittenAnew(Requests):
 def test_copies_are_what_would_be_written(engine: str, words: tuple[str, ...]) -> None:
     """A reference under FSDP keeps its root gathered from the first forward on; each copy gathered another one."""
     spec = memcalc.load("qwen2.5-0.5b", *SIZES, f"engine={engine}", *words)
-    copied, anew = (replay(SimulatedRun(spec, requests).play()) for requests in (Requests(), WrittenAnew()))
+    copied, again = (replay(SimulatedRun(spec, requests).play()) for requests in (Requests(), NeverCopied()))
 
-    assert copied.reserved_bytes == anew.reserved_bytes
-    assert copied.tops == anew.tops
+    assert copied.reserved_bytes == again.reserved_bytes
+    assert copied.tops == again.tops
 
 
 @pytest.mark.parametrize("accumulates", [1, 3])
