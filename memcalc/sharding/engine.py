@@ -43,6 +43,7 @@ class Engine:
     repeats = True  # whether micro-batches and steps after the first make the same requests and frees
     sum_stream = 0  # the CUDA stream on which autograd adds the gradients of a tied weight
     hooks_first_runs = False  # whether operators that compile a kernel or use a buffer are run for the first time
+    runs_backward = True  # otherwise it is the engine of a model that scores batches alone
     scores_itself = False  # whether it has hooks in a forward without adapters between the policy's and its backward
     scales_output_gradient = False  # whether a hook replaces the gradient of the model's output by a scaled one
 
@@ -156,8 +157,9 @@ class Engine:
         self.begin_evaluation()
 
     def after_scoring(self) -> None:
-        """Run after that forward."""
-        self.after_evaluation()
+        """Run after that forward; what stays gathered until a backward stays for good where none follows."""
+        if self.runs_backward:
+            self.after_evaluation()
 
     def module_of(self, unit: int, name: str) -> str:  # noqa: ARG002 -- for subclasses
         """Return the module that the engine hooks ("": none), given the unit and the name of an operator's module."""
@@ -189,6 +191,7 @@ class Engine:
 
     def omit_backward(self) -> None:
         """Prepare for a model that scores batches alone: no backward follows a forward."""
+        self.runs_backward = False
 
     def zero_gradients(self) -> list[int]:
         """Allocate the gradients, all zeros, with which it updates once when it is made; return their storages.

@@ -127,7 +127,6 @@ class FSDP1(Engine):
         self.sums: dict[UnitKey, int] = {}  # unit -> flat gradient of earlier micro-batches, not reduced
         self.awaits_backward: set[UnitKey] = set()  # units that have run forward, but not begun backward
         self.in_backward = False
-        self.runs_backward = True  # otherwise it is the engine of a model that scores alone
         self.running: UnitKey | None = None  # the module that runs, of those that are units
         self.runs_forward = True  # whether it runs forward, or again
         self.ready: list[Gradient] = []  # its gradients
@@ -219,12 +218,8 @@ class FSDP1(Engine):
 
     def omit_backward(self) -> None:
         """Keep the root gathered after the first forward, which only a backward frees. Source: _post_forward."""
-        self.runs_backward = self.repeats = False
-
-    def after_scoring(self) -> None:
-        """Free the root's flat parameter, if a backward follows."""
-        if self.runs_backward:
-            self.after_evaluation()
+        super().omit_backward()
+        self.repeats = False  # the first forward gathers it
 
     def before_backward(self, unit: int) -> None:
         """Begin the backward of a layer or the root."""

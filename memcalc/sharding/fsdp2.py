@@ -140,7 +140,6 @@ class FSDP2(Engine):
         self.head_is_unit = options.fsdp.head_is_unit
         self.output_is_loss = options.model.loss_in_model
         self.repeats = not options.step.sums_unsharded  # only the last micro-batch reduces
-        self.runs_backward = True  # otherwise it is the engine of a model that scores alone
         known: dict[Sequence[LocalParameter], tuple[UnitGather, Reduce | None]] = {}
         self.labels: dict[int, UnitLabels] = {}
         for unit, parameters in units.items():
@@ -178,12 +177,8 @@ class FSDP2(Engine):
         reshards them. Source: _fsdp_param_group.py, unshard; _fsdp_state.py, _root_post_backward_final_callback.
         """
         self.all_gather_stream = REFERENCE_GATHER
-        self.runs_backward = self.repeats = False
-
-    def after_scoring(self) -> None:
-        """Reshard units that stay unsharded after forward, if a backward follows."""
-        if self.runs_backward:
-            self.after_evaluation()
+        super().omit_backward()
+        self.repeats = False  # the first forward gathers it
 
     def existing(self) -> list[int]:
         """Record the unsharded sums of earlier micro-batches, which the last one reduces."""

@@ -9,7 +9,8 @@ from memcalc.spec.model import ModelSpec
 from memcalc.spec.spec import Spec
 from memcalc.spec.towers import makes_masks
 
-PASS_MASKS = ("trainer", "sft", "dpo", "kto", "orpo", "reward", "llama-factory")  # frameworks with such collators
+# Frameworks with such collators, and scripts on Accelerate, most of which take transformers' collators.
+PASS_MASKS = ("trainer", "sft", "dpo", "kto", "orpo", "reward", "grpo", "ppo", "accelerate", "llama-factory")
 
 
 def has_mask(spec: Spec, layer: int) -> bool:

@@ -148,8 +148,9 @@ class Requests:
     `labels` has the label of each storage. The default is a buffer of the sharding engine.
     """
 
-    # Whether collectives of a process group end in the order in which they begin, as in NCCL; those of PyTorch's fake
-    # process group do not run. Of interest where `wait_for` has an effect.
+    # Whether collectives of a process group end in the order in which they begin, as in NCCL, which runs them on one
+    # stream (torch 2.13 csrc/distributed/c10d/ProcessGroupNCCL.cpp, ncclStreams_); those of PyTorch's fake process
+    # group do not run. Of interest where `wait_for` has an effect.
     collectives_in_order = True
 
     def __init__(self) -> None:
