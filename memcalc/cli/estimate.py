@@ -192,6 +192,9 @@ def _advice(result: Result, config: str, overrides: Sequence[str], gpu: str | No
 
         if result.spec.training.optimizer == "galore":  # `dry-run` answers no cuSOLVER calls
             return f"To be certain, run a step on the GPU: `memcalc measure {config}`."
+        if result.interval is not None and result.interval.is_late:
+            ends = "a dry run has CUDA streams that are on time, and with `--delayed-events` late ones"
+            return f"To be certain, run some steps on the GPUs: {ends}."
         command = f"memcalc dry-run --gpu {gpu or 'GPU'} -- COMMAND"
         measured = f"To be certain, run your training command without a GPU: `{command}`."
         frozen = "If the vision tower does not train, add `--set vision_tower=frozen`. "

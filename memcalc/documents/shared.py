@@ -79,10 +79,10 @@ def interval(verdict: Verdict | None) -> IntervalBytes | None:
     """Return the interval of a verdict; None if it has none."""
     if verdict is None or verdict.interval is None:
         return None
-    low, high, errors = verdict.interval
+    found, errors = verdict.interval, verdict.interval.errors
     return {
-        "low_bytes": low,
-        "high_bytes": high,
+        "low_bytes": found.low_bytes,
+        "high_bytes": found.high_bytes,
         "runs": errors.runs,
         "kind": errors.run_type,
         "replayed": errors.replayed,

@@ -40,11 +40,13 @@ class Interval(NamedTuple):
         low_bytes: lower end of the range.
         high_bytes: upper end of the range.
         errors: of these recorded runs.
+        is_late: whether the upper end is that of a replay with late CUDA streams, which reserves more.
     """
 
     low_bytes: int
     high_bytes: int
     errors: RecordedErrors
+    is_late: bool = False
 
 
 @dataclass(frozen=True, slots=True)

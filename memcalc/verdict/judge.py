@@ -110,7 +110,7 @@ def _interval(need: MemoryNeed, answer: Answer, limit: int, least: int) -> Inter
         high = min(high, limit)
     elif answer == "does-not-fit":
         low = max(low, limit + 1)
-    return Interval(min(low, high), max(low, high), need.errors)
+    return Interval(min(low, high), max(low, high), need.errors, need.late_bytes > need.most_reserved_bytes)
 
 
 def gpu_of(spec: Spec) -> GpuSpec | None:

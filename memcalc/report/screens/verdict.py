@@ -172,12 +172,14 @@ def error_bars(result: Sizing, unit: Unit) -> str:
     interval = result.interval
     if interval is None:
         return ""
-    low, high, errors = interval
+    low, high, errors, is_late = interval
     span = f"{format_bytes(low, unit)} to {format_bytes(high, unit)}"
     if holding_memory(result.limits):
         span += " for the modelled part"
     if _varies(result) and errors.replayed:
         span += " in several orders of batch lengths"
+    if is_late:
+        span += ", from CUDA streams that are on time to late ones"
     if not errors.runs:
         assumed = f"{-errors.low:.0%} is assumed"
         return f"Interval: {span}. Too few runs of this type ({errors.run_type}) were recorded; {assumed}."
