@@ -30,8 +30,9 @@ from memcalc.step.recompute import contexts_of, plan_of, run_plan
 from memcalc.step.reference.decoder import Layer
 from memcalc.step.reference.norms import norm
 from memcalc.step.reference.positions import prepare
+from memcalc.step.reference.tensor_parallel import split_module, splits_loss, surroundings
 
-MESH = ("pipeline", "data")
+MESH = ("pipeline", "data", "tensor")
 SCHEDULES: dict[str, Any] = {
     "gpipe": schedules.ScheduleGPipe,
     "1f1b": schedules.Schedule1F1B,
@@ -68,7 +69,7 @@ class Piece(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Token ids or hidden states (b, s, d) to hidden states or logits."""
         model, training = self.spec.model, self.spec.training
-        length = x.shape[1]
+        length = training.sequence_length  # sequence parallelism passes on a part of it
         if self.embed_tokens is not None:
             ids, x = x, self.embed_tokens(x)
             if self.embed_positions is not None:
@@ -85,12 +86,18 @@ def pipelined(spec: Spec, phases: Any, rank: int, steps: int) -> None:
     device = torch.device("cuda", 0)
     parallelism, training, micro_batches = spec.parallelism, spec.training, spec.training.gradient_accumulation_steps
     stage = stages_of(spec)[rank]
-    mesh = init_device_mesh("cuda", (parallelism.pipeline_parallel, parallelism.data_parallel), mesh_dim_names=MESH)
+    degrees = parallelism.pipeline_parallel, parallelism.data_parallel, parallelism.tensor_parallel
+    mesh = init_device_mesh("cuda", degrees, mesh_dim_names=MESH)
     shards = parallelism.engine == "fsdp2" and parallelism.data_parallel > 1
-    with phases.phase("model"), torch.device("meta") if shards else device, default_dtype(weight_dtype(training)):
+    splits = parallelism.tensor_parallel > 1
+    place = torch.device("meta") if shards or splits else device
+    with phases.phase("model"), place, default_dtype(weight_dtype(training)):
         pieces = [Piece(spec, piece) for piece in stage.chunks]
+        for piece in pieces if splits else ():
+            split_module(piece, spec, mesh["tensor"])
         for piece in pieces if shards else ():
             shard(piece, spec, mesh["data"])
+        for piece in pieces if shards or splits else ():
             piece.to_empty(device=device)
     module = nn.ModuleList(pieces)
     with phases.phase("optimizer"):
@@ -113,7 +120,8 @@ def pipelined(spec: Spec, phases: Any, rank: int, steps: int) -> None:
             copies.zero_grad(set_to_none=training.zero_grad == "set_to_none")
         phases.step = step
         words = {"target": labels} if stage.has_head else {}
-        with phases.phase(f"backward_{step}"):  # what follows the last part of a micro-batch
+        # The phase has what follows the last part of a micro-batch.
+        with phases.phase(f"backward_{step}"), surroundings(apart=splits_loss(spec)):
             schedule.step(*((ids,) if stage.has_embedding else ()), **words, return_outputs=False)
         with phases.phase(f"optimizer_step_{step}"):
             copies.step(optimizer)
@@ -137,12 +145,14 @@ def schedule_of(spec: Spec, pieces: list[nn.Module], stage: Stage, group: Any, p
     """The schedule, with what each part of a micro-batch holds counted by phase."""
     training, parallelism = spec.training, spec.parallelism
     parts, device = parallelism.pipeline_parallel * len(pieces), torch.device("cuda", 0)
-    hidden = (training.micro_batch_size, training.sequence_length, spec.model.hidden_size)
+    width = training.micro_batch_size, training.sequence_length
+    ranks = parallelism.tensor_parallel if parallelism.sequence_parallel else 1
+    hidden = (width[0], width[1] // ranks, spec.model.hidden_size)
     casts = training.recipe != "fp32" or parallelism.fsdp.param_dtype is not None
     dtype = compute_dtype(training) if casts else torch.float32
     passed = torch.empty(hidden, dtype=dtype, device="meta", requires_grad=True)
-    ids = torch.empty(hidden[:2], dtype=torch.int64, device="meta")
-    logits = torch.empty((*hidden[:2], spec.model.vocab_size), dtype=dtype, device="meta", requires_grad=True)
+    ids = torch.empty(width, dtype=torch.int64, device="meta")
+    logits = torch.empty((*width, spec.model.vocab_size), dtype=dtype, device="meta", requires_grad=True)
     found: list[Any] = []
     for number, (piece, part) in enumerate(zip(pieces, stage.chunks, strict=True)):
         given, made = ids if part.has_embedding else passed, logits if part.has_head else passed

@@ -18,6 +18,7 @@ import memcalc
 from memcalc.architectures.huggingface.catalogue import FAMILIES as WRITTEN
 from memcalc.errors import InputError
 from memcalc.simulation.simulated_run import unsupported_reason
+from memcalc.spec.dtensor_plan import unsplittable
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.optimizers import OPTIMIZERS
 from memcalc.spec.spec import Spec
@@ -345,6 +346,33 @@ def sharded_pipelines(lot: Lot, rounds: int) -> Iterator[str]:
                 break
 
 
+def split_pipelines(lot: Lot, rounds: int) -> Iterator[str]:
+    """Each schedule at 2 and at 4 stages once a round, with layers split by DTensor, half of them under FSDP2."""
+    for schedule, virtual, stages in PIPELINES * rounds:
+        shards = lot.choice([1, 4])
+        while True:
+            preset, split = lot.choice(FAMILIES[lot.choice([*FAMILIES])]), lot.choice([2, 2, 4])
+            words = [f"num_layers={lot.choice([8, 8, 12, 16])}", f"b={lot.choice([1, 2, 3])}"]
+            words += [f"s={lot.choice([512, 1024, 2048])}", f"attention={lot.choice(['flash', 'flash', 'eager'])}"]
+            words += [f"recompute={lot.choice(['none', 'full', 'every-2'])}"]
+            words += [lot.choice(SHARDED_RECIPES[:3] if shards > 1 else ["recipe=pure"])]
+            words += updated(lot, ("adamw", "adamw", "adam"))
+            words += [f"pipeline_parallel={stages}", f"schedule={schedule}", f"virtual_stages={virtual}"]
+            words += [f"gradient_accumulation_steps={stages * lot.choice([1, 2, 3])}", f"tensor_parallel={split}"]
+            words += lot.choice([[], ["sequence_parallel=true"], ["sequence_parallel=true"]])
+            words += lot.choice([[], ["loss=vocab-parallel"]])
+            if shards > 1:
+                words += ["engine=fsdp2", f"zero_stage={lot.choice([2, 2, 3])}", f"data_parallel={shards}"]
+                words += [f"fsdp.wrap={lot.choice(['layers', 'layers-and-ends'])}"]
+            words = " ".join(words).split()
+            if not can_be(preset, *words):
+                continue
+            spec = memcalc.load(preset, *words)
+            if not unsupported_reason(spec) and unsplittable(spec) is None:
+                yield " ".join([preset, *words, f"rank={lot.choice(range(stages)) * shards * split}"])
+                break
+
+
 def can_be(preset: str, *words: str, sizes: range = range(SMALLEST, LARGEST + 1)) -> bool:
     """Whether there are formulas and modules for it, and it fits on a GPU of 80 GB."""
     try:
@@ -380,6 +408,7 @@ DRAWS: dict[str, Callable[[Lot, int], Iterator[str]]] = {
     "whole": whole,
     "pipelines": pipelines,
     "sharded-pipelines": sharded_pipelines,
+    "split-pipelines": split_pipelines,
 }
 
 

@@ -80,6 +80,11 @@ class LocalParameter(NamedTuple):
         return prod(self.shape)
 
     @property
+    def gradient_elements(self) -> int:
+        """Elements of the gradient that autograd makes."""
+        return prod(size for _, size in self.gradient) if self.gradient else self.elements
+
+    @property
     def formula(self) -> str:
         """Elements of one such tensor in symbols."""
         return formula_of(self.axes)

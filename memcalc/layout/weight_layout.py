@@ -22,14 +22,21 @@ def table_gradient_is_unsharded(spec: Spec) -> bool:
 
     torch 2.13 torch/distributed/tensor/_ops/_embedding_ops.py, embedding_dense_backward_strategy: if the output
     gradient and the indices are replicated, so is the weight gradient, and AccumulateGrad stores it unchanged. Only a
-    sum with a tied LM head's gradient or with a main gradient, or FSDP2 (_fsdp_param.py, _get_grad_inner_tensor), gives
-    it the parameter's sharding.
+    sum with a tied LM head's gradient or with a main gradient, or FSDP2, when it reduces (_fsdp_param.py,
+    _get_grad_inner_tensor), gives it the parameter's sharding.
     """
     parallelism = spec.parallelism
     tied = spec.model.tie_word_embeddings and parallelism.pipeline_parallel == 1
     stays = RECIPES[spec.training.recipe].gradients is not None
-    sharded = parallelism.engine == "fsdp2" and parallelism.data_parallel > 1
+    sharded = parallelism.engine == "fsdp2" and parallelism.data_parallel > 1 and not sums_unsharded(spec)
     return split_by_dtensor(spec) and stays and not tied and not sharded
+
+
+def sums_unsharded(spec: Spec) -> bool:
+    """Return whether the engine keeps unsharded gradients of several micro-batches, and reduces them after the last."""
+    parallelism = spec.parallelism
+    several = spec.training.gradient_accumulation_steps > 1 or parallelism.pipeline_parallel > 1
+    return parallelism.reduces_once and several
 
 
 def weight_layout(

@@ -185,7 +185,7 @@ class FSDP2(Engine):
         size = DTYPE_BYTES[self.choice.summed]
         for unit, parameters in self.members.items() if self.choice.step.sums_unsharded else ():
             sums = [
-                Gradient(self.requests.take(each.elements * size, 0, Component.GRADIENTS), each)
+                Gradient(self.requests.take(each.gradient_elements * size, 0, Component.GRADIENTS), each)
                 for each in parameters
                 if each.trains
             ]
@@ -287,9 +287,19 @@ class FSDP2(Engine):
         if sums := self.unsharded.pop(unit, []):  # accumulate_unsharded_grad_if_needed
             self.requests.drop(each.storage for each in gradients)
             gradients = sums
+        gradients = [self._own_rows(each) for each in gradients]
         kept = self._reduce(unit, reduce, gradients) if reduce is not None and gradients else []
         self.requests.drop(before)
         return kept
+
+    def _own_rows(self, gradient: Gradient) -> Gradient:
+        """Copy the rank's rows out of an unsharded gradient. Source: _fsdp_param.py, _get_grad_inner_tensor."""
+        parameter = gradient.parameter
+        if parameter is None or not parameter.gradient:
+            return gradient
+        rows = self.requests.take(parameter.elements * DTYPE_BYTES[self.choice.summed], 0, Component.GRADIENTS)
+        self.requests.drop((gradient.storage,))
+        return Gradient(rows, parameter)
 
     def _finalize(self) -> None:
         """Free the last buffers, and an all-gather that nothing waited for. Source: finalize_backward."""
@@ -311,7 +321,7 @@ class FSDP2(Engine):
             if parameter is None or gathered_dtype(parameter, self.choice) == self.choice.summed:
                 sums.append(gradient)
                 continue
-            size = parameter.elements * DTYPE_BYTES[self.choice.summed]
+            size = parameter.gradient_elements * DTYPE_BYTES[self.choice.summed]
             sums.append(Gradient(self.requests.take(size, 0, self._label_of_sums(unit)), parameter))
             self.requests.drop((gradient.storage,))
         if sums:

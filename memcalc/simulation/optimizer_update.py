@@ -24,6 +24,7 @@ from memcalc.states.optimizers.foreach_step import DECAYED, DROPPED_BEFORE, LAST
 from memcalc.states.optimizers.optimizer_states import first_phase, own_states, shared_states
 from memcalc.states.optimizers.parameter_order import in_order
 from memcalc.states.optimizers.step_buffers import Buffer, LiveTensor, item_of, kernel_script
+from memcalc.states.optimizers.step_temporaries import OWN_ROWS, gradient_reads, has_whole_gradient
 from memcalc.states.optimizers.update_rule import UpdateRule
 from memcalc.states.parameter_copies import UNSHARDED, ShardCounts
 from memcalc.stream.requests import Requests
@@ -78,6 +79,8 @@ class OptimizerUpdate:
         bound = {DECAYED: self._list(DECAYED)} if decayed_before else {}
         if first and self.lazy and not self.on_the_way:
             self.make_states(self.in_order)
+        if not self.loops:
+            self._read_gradients(self.in_order)
         if foreach and self.update.optimizer == "adafactor":
             self._factored()
         elif foreach:
@@ -104,6 +107,13 @@ class OptimizerUpdate:
             for size in (*self.shared, *self.sizes[held]):
                 self.requests.take(size, 0, Component.OPTIMIZER_STATE)
             self.shared = []
+
+    def _read_gradients(self, parameters: Iterable[LocalParameter]) -> None:
+        """Copy a rank's rows out of unsharded gradients, once or twice for each operator that reads them."""
+        whole = [held for held in parameters if has_whole_gradient(held, self.spread)]
+        for copies in gradient_reads(self.update) if whole else ():
+            for held in whole:
+                self.requests.drop([self._take(held, OWN_ROWS) for _ in range(copies)])
 
     def _list(self, name: str) -> list[int]:
         sizes: dict[int, int] = {}  # of identical layers, which share the same object
@@ -173,6 +183,7 @@ class OptimizerUpdate:
             if isinstance(statement, CreateStates):
                 if makes:
                     self.make_states([held])
+                self._read_gradients([held])
                 continue
             if isinstance(statement, Keep):
                 self._replace(held, bound.pop(statement.variable), exists=not makes)

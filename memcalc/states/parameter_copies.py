@@ -40,7 +40,8 @@ class ShardCounts(NamedTuple):
 
     def copy_shape(self, copy: ParameterCopy, parameter: LocalParameter) -> tuple[int, ...]:
         """Return the shape of one rank's shard of a copy of a parameter."""
-        return _share(copy.axes(parameter), self.over(parameter), self.engine)[0]
+        ranks = self.over(parameter)
+        return _share(copy.axes(parameter, ranks), ranks, self.engine)[0]
 
 
 UNSHARDED = ShardCounts(1, 1, "")
@@ -82,14 +83,15 @@ class ParameterCopy(NamedTuple):
     gradient_shaped: bool = False
     role: Role = Role.OTHER
 
-    def axes(self, parameter: LocalParameter) -> tuple[Axis, ...]:
-        """Return the axes of this copy of a parameter before sharding."""
-        return parameter.gradient if self.gradient_shaped and parameter.gradient else parameter.axes
+    def axes(self, parameter: LocalParameter, ranks: int) -> tuple[Axis, ...]:
+        """Return the axes of this copy before it is sharded across `ranks`; a shard is always of the parameter."""
+        return parameter.gradient if self.gradient_shaped and parameter.gradient and ranks == 1 else parameter.axes
 
 
 def copy_row(copy: ParameterCopy, parameter: LocalParameter, shards: ShardCounts) -> RowDraft:
     """Return the copy of one parameter on one rank as an item."""
-    shape, elements, formula = _share(copy.axes(parameter), shards.over(parameter), shards.engine)
+    ranks = shards.over(parameter)
+    shape, elements, formula = _share(copy.axes(parameter, ranks), ranks, shards.engine)
     item_bytes = DTYPE_BYTES[copy.dtype]
     each = item_bytes * elements
     return RowDraft(

@@ -13,6 +13,7 @@ from memcalc.layout.local_parameters import LocalParameter, LocalParameters, sta
 from memcalc.layout.peft_parameters import adapters_follow_the_head
 from memcalc.layout.spec_cache import cached_by_spec
 from memcalc.layout.stages import stages_of
+from memcalc.layout.weight_layout import sums_unsharded
 from memcalc.operators.float8 import Float8
 from memcalc.spec.finetuning import base_dtype
 from memcalc.spec.hardware.gpus import find_gpu
@@ -258,8 +259,7 @@ def _step_options(spec: Spec) -> TrainingStepOptions:
         zeroes_gradients=training.zero_grad == "zero",
         zeroes_gradients_before_backward=training.zero_grad_before == "backward",
         accumulates=spec.training.gradient_accumulation_steps > 1 or spec.parallelism.virtual_stages > 1,
-        sums_unsharded=spec.parallelism.reduces_once
-        and (training.gradient_accumulation_steps > 1 or spec.parallelism.pipeline_parallel > 1),
+        sums_unsharded=sums_unsharded(spec),
         updates_in_backward=training.optimizer_in_backward,
         pipelined=spec.parallelism.has_pipeline_engine,
     )

@@ -36,8 +36,13 @@ INTERLEAVED = ("schedule=interleaved", "virtual_stages=2")
 # Elements: q, k, v and o, gate, up and down, and two norms; the embedding, or norm and head.
 LAYER = 4 * 256**2 + 3 * 256 * 1024 + 2 * 256
 ENDS = 8192 * 256, 8192 * 256 + 256
-# One with a shared expert: a gradient that another stage has sent is added to elsewhere in the layer's backward.
-MISSED = {"qwen1.5-moe-a2.7b num_layers=8 b=3 s=1024 recipe=pure engine=fsdp2": 0.002}
+MISSED = {
+    # A shared expert: a gradient that another stage has sent is added to elsewhere in the layer's backward.
+    "qwen1.5-moe-a2.7b num_layers=8 b=3 s=1024 recipe=pure engine=fsdp2": 0.002,
+    # The second step has a block with 1 MiB left over, which the third has not.
+    "llama-3.2-1b num_layers=8 b=1 s=1024 attention=flash recipe=pure tie_word_embeddings=false pipeline_parallel=4 "
+    "tensor_parallel=2 gradient_accumulation_steps=6 rank=2": 0.002,
+}
 
 
 def small(*words: str) -> Spec:
@@ -88,15 +93,15 @@ def test_everything_of_a_step_is_freed_but_its_states(words: tuple[str, ...]) ->
 
 @cache
 def recorded() -> tuple[dict[str, Any], ...]:
-    """Stages run by PyTorch's schedules on the null CUDA device."""
-    paths = sorted(RECORDS.glob("*-pipelines*.jsonl"))
+    """Stages run by PyTorch's schedules on the null CUDA device, and sums of gradients that DTensor has not split."""
+    paths = [*sorted(RECORDS.glob("*-pipelines*.jsonl")), *RECORDS.glob("*-split-sums.jsonl")]
     return tuple(json.loads(line) for path in paths for line in path.read_text().splitlines())
 
 
 @pytest.mark.parametrize("record", recorded(), ids=lambda record: record["case"][:60])
 def test_recorded_stages(record: dict[str, Any]) -> None:
     spec = load(record["spec"], (), gpu=record["device"].partition(":")[2])
-    rank = int(record["case"].partition(" rank=")[2])
+    rank = int(record["case"].partition(" rank=")[2] or 0)
     assert not unsupported_reason(spec)
     found = simulate(spec, stage=stages_of(spec)[rank * spec.parallelism.pipeline_parallel // spec.parallelism.ranks])
     allocated = max(whole for whole, _ in found.tops.values())
@@ -148,6 +153,51 @@ def test_the_verdict_is_of_the_worst_stage() -> None:
     assert result.judgement is not None
     assert result.judgement.interval is not None
     assert max(of_stage, key=lambda stage: of_stage[stage] or 0) == 1
+
+
+SPLIT = ("tensor_parallel=2", "gradient_accumulation_steps=4")
+ROWS, TABLE = 4096 * 256, 8192 * 256  # elements of the embedding that one of two ranks has, and all of them
+
+
+def asked(spec: Spec, phase: str, *sizes: int) -> list[int]:
+    """The requests of the first stage in a phase that are of one of these sizes, in order."""
+    found = run_requests(spec, stages_of(spec)[0]).stretches
+    return [change for stretch in found if stretch.phase == phase for change in stretch.script if change in sizes]
+
+
+@pytest.mark.parametrize(
+    ("implementation", "count"),
+    [
+        ("foreach", 2 + 1 + 2 + 1),  # two states; lerp, addcmul of two equal factors; a square root
+        ("for-loop", 2 + 1 + 2 + 2),  # a square root and its quotient
+        ("fused", 2 + 1),
+    ],
+)
+def test_operators_copy_the_own_rows_of_a_whole_gradient(implementation: str, count: int) -> None:
+    """The gradient of a split embedding is whole on every rank, and each operator of the update redistributes it."""
+    spec = small(*SPLIT, f"optimizer_implementation={implementation}")
+
+    assert asked(spec, "optimizer_step_1", 2 * ROWS, 2 * TABLE) == [2 * ROWS] * count
+
+
+def test_fsdp2_sums_whole_gradients_of_a_split_embedding() -> None:
+    """The first of four micro-batches casts its bf16 gradient to fp32; the reduction copies the rank's rows out twice.
+
+    First they are redistributed, then copied into the input of the reduce-scatter.
+    """
+    policy = ("recipe=fp32", "dtype=bf16", "fsdp.param_dtype=bf16", "fsdp.reduce_dtype=fp32")
+    spec = small(*SPLIT, *FSDP2, "zero_stage=2", *policy)
+
+    # Each backward makes a bf16 gradient of the whole table, as large as the fp32 copy of half of its rows.
+    assert asked(spec, "backward_1", 2 * TABLE, 4 * TABLE) == [2 * TABLE, 4 * TABLE, *[2 * TABLE] * 3, *[4 * ROWS] * 2]
+
+
+@pytest.mark.parametrize(("words", "share"), [((), 1), (("sequence_parallel=true",), 2)])
+def test_sequence_parallelism_passes_on_a_part_of_the_tokens(words: tuple[str, ...], share: int) -> None:
+    spec = small(*SPLIT, *words)
+    row = next(row for row in of_engine(spec, stages_of(spec)[0]) if row.tensor == "gradients received")
+
+    assert row.each == HIDDEN // share
 
 
 def on_streams(spec: Spec, stage: int, phase: str) -> list[tuple[int, int]]:

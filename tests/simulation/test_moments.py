@@ -111,7 +111,7 @@ def drawn(seed: int, count: int, *more: str) -> Iterator[Spec]:
         schedule = draw.choice(("1f1b", "gpipe", "interleaved"))
         sizes = (f"s={draw.choice((512, 2048))}", f"num_layers={draw.choice((8, 16))}")
         recompute, preset = draw.choice(("none", "full")), draw.choice(("llama-3.2-1b", "gpt2", "qwen2.5-0.5b"))
-        stage = [f"zero_stage={draw.choice((2, 3))}"] if more else []
+        stage = [f"zero_stage={draw.choice((2, 3))}"] if "engine=fsdp2" in more else []
         try:
             spec = pipeline(
                 schedule, stages, micro_batches, *sizes, f"recompute={recompute}", *more, *stage, preset=preset
@@ -124,7 +124,14 @@ def drawn(seed: int, count: int, *more: str) -> Iterator[Spec]:
 
 
 @pytest.mark.parametrize(
-    ("more", "lowest"), [((), -0.01), (("engine=fsdp2", "data_parallel=2"), -0.04)], ids=["one rank", "fsdp2"]
+    ("more", "lowest"),
+    [
+        ((), -0.01),
+        (("engine=fsdp2", "data_parallel=2"), -0.04),
+        (("tensor_parallel=2", "sequence_parallel=true"), -0.02),
+        (("tensor_parallel=2", "engine=fsdp2", "data_parallel=2"), -0.04),
+    ],
+    ids=["one rank", "fsdp2", "split", "split, fsdp2"],
 )
 def test_formulas_are_close_below_the_requests(more: tuple[str, ...], lowest: float) -> None:
     """They decide "does not fit" without a replay, so they must not be above it."""

@@ -34,6 +34,7 @@ LIBRARIES = {
     "lion": "step/lion.py",
     "adafactor-hf": "transformers 5.23 optimization.py",
 }
+OWN_ROWS = Buffer("gradient's own rows")
 FILES = {"sgd": "sgd", "momentum": "sgd", "adafactor": "_adafactor", "muon": "_muon"}
 
 
@@ -75,7 +76,7 @@ def step_temporaries(
     def first_weight(point: StepPoint) -> int:
         return weight(point) + sum([states.get(part, 0) for part in point.parts_with_states])
 
-    moments = [StepPoint([]), *_update_moments(parameters, update), *_placing(parameters, update)]
+    moments = [StepPoint([]), *_update_moments(parameters, update), *_placing(parameters, update, step.spread)]
     if step.averages_with_casts:
         moments.append(_averaging(parameters))
     first, later = max(moments, key=first_weight), max(moments, key=weight)
@@ -95,18 +96,14 @@ def step_temporaries(
     return StepPeaks(tuple(items), frozenset() if steps[0][2] else first.parts_with_states)
 
 
-def _placing(parameters: LocalParameters, update: UpdateRule) -> Iterator[StepPoint]:
-    """Yield the points where operators copy a rank's rows out of an unsharded embedding gradient.
-
-    torch 2.13 torch/distributed/tensor/_dispatch.py, redistribute_local_args. Operators for second moments (sums of
-    squares) read the gradient twice.
-    """
-    whole = [parameter for parameter in parameters if parameter.gradient]
+def _placing(parameters: LocalParameters, update: UpdateRule, spread: ShardCounts) -> Iterator[StepPoint]:
+    """Yield the points where operators copy a rank's rows out of an unsharded embedding gradient."""
+    whole = [parameter for parameter in parameters if has_whole_gradient(parameter, spread)]
     if not whole:
         return
-    copies = 2 if second_moment_casts(update.optimizer) and update.implementation != "fused" else 1
-    yield StepPoint([LiveTensor(held, Buffer(f"gradient's own rows {n + 1}")) for held in whole for n in range(copies)])
-    placed = [LiveTensor(held, Buffer("gradient's own rows")) for held in whole]
+    copies = max(gradient_reads(update))
+    yield StepPoint([LiveTensor(held, Buffer(f"{OWN_ROWS.name} {n + 1}")) for held in whole for n in range(copies)])
+    placed = [LiveTensor(held, OWN_ROWS) for held in whole]
     if update.decays and update.implementation == "foreach" and update.optimizer in DROPPED_BEFORE:
         yield StepPoint([*(LiveTensor(held, Buffer(DECAYED)) for held in parameters), *placed])
     for point in _update_moments(parameters, update):
@@ -118,9 +115,19 @@ def _placing(parameters: LocalParameters, update: UpdateRule) -> Iterator[StepPo
             yield point._replace(live=[*made, *beside])
 
 
-def second_moment_casts(optimizer: str) -> bool:
-    """Return whether an optimizer keeps means or sums of squared gradients (addcmul)."""
-    return optimizer in ("adam", "adamw", "nadam", "radam", "rmsprop", "adagrad", "adadelta")
+def has_whole_gradient(parameter: LocalParameter, spread: ShardCounts) -> bool:
+    """Return whether the optimizer gets a gradient that is larger than the parameter; an engine's shard is not."""
+    return bool(parameter.gradient) and spread.over(parameter) == 1
+
+
+def gradient_reads(update: UpdateRule) -> tuple[int, ...]:
+    """Return how many copies of a rank's rows each operator makes that reads an unsharded gradient, in order.
+
+    Operators for second moments (sums of squares) read the gradient twice.
+    Source: torch 2.13 torch/distributed/tensor/_dispatch.py, redistribute_local_args.
+    """
+    squares = update.optimizer in ("adam", "adamw", "nadam", "radam", "rmsprop", "adagrad", "adadelta")
+    return (1, 2) if squares and update.implementation != "fused" else (1,)
 
 
 # A parameter of any size: the updates of `spec.optimizers.ALONE` have temporaries of the parameter's size.

@@ -46,17 +46,28 @@ def split_over(model: CausalLM, spec: Spec, mesh: DeviceMesh) -> CausalLM:
         mesh: the tensor-parallel ranks, one dimension.
     """
     decoder = cast("Decoder", model.module)
-    parallelize_module(decoder, mesh, plan_of(decoder, spec))
+    split_module(decoder, spec, mesh)
     if spec.model.tie_word_embeddings:  # both are split in the same way
         decoder.lm_head.weight = decoder.embed_tokens.weight
-    for module in decoder.modules():
-        if isinstance(module, Attention):
-            module.shard_heads(mesh.size())
-    apart = spec.training.loss == "vocab-parallel"
-    return replace(model, loss=loss if apart else model.loss, contexts=partial(_surroundings, apart=apart))
+    return replace(
+        model, loss=loss if splits_loss(spec) else model.loss, contexts=partial(surroundings, apart=splits_loss(spec))
+    )
 
 
-def plan_of(decoder: Decoder, spec: Spec) -> dict[str, ParallelStyle]:
+def split_module(module: nn.Module, spec: Spec, mesh: DeviceMesh) -> None:
+    """Split the weights of the decoder, or of the layers of one pipeline stage, over the ranks of a mesh."""
+    parallelize_module(module, mesh, plan_of(module, spec))
+    for part in module.modules():
+        if isinstance(part, Attention):
+            part.shard_heads(mesh.size())
+
+
+def splits_loss(spec: Spec) -> bool:
+    """Return whether the loss is computed on sharded logits."""
+    return spec.training.loss == "vocab-parallel"
+
+
+def plan_of(decoder: nn.Module, spec: Spec) -> dict[str, ParallelStyle]:
     """Return the parallel style of every module with parameters or split inputs, by path."""
     sequence = spec.parallelism.sequence_parallel
     stream: Placement = TOKENS if sequence else Replicate()  # placement of the residual stream
@@ -77,7 +88,7 @@ def plan_of(decoder: Decoder, spec: Spec) -> dict[str, ParallelStyle]:
         elif name in ("o_proj", "down_proj"):
             plan[path] = RowwiseParallel(output_layouts=stream)
         elif name == "lm_head":
-            apart = spec.training.loss == "vocab-parallel"
+            apart = splits_loss(spec)
             plan[path] = ColwiseParallel(
                 input_layouts=stream,
                 output_layouts=Shard(-1) if apart else Replicate(),
@@ -116,7 +127,7 @@ class ReplicatedModule(ParallelStyle):
 
 
 @contextmanager
-def _surroundings(*, apart: bool) -> Iterator[None]:
+def surroundings(*, apart: bool) -> Iterator[None]:
     """Context for a loss on sharded logits; it silences FSDP2's warning about views, which the step does not modify."""
     with warnings.catch_warnings(), loss_parallel() if apart else nullcontext():
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
