@@ -142,7 +142,51 @@ def draw_float8_program(draw: Draw) -> Program:
     )
 
 
+# GPUs, pipeline stages, tensor parallelism; the rest are shards.
+LAYOUTS = ((4, 2, 1), (8, 2, 2), (4, 4, 1), (8, 4, 1), (4, 2, 2))
+
+
+def draw_pipeline(draw: Draw) -> Program:
+    """A program in pipeline stages, of which every rank runs: they agree on the shapes of what they send."""
+    gpus, stages, tensor = draw.of("layout", LAYOUTS)
+    name, flavor, assets = draw.of("model", MODELS[:3])
+    tables: dict[str, dict[str, Any]] = {
+        "model": {"name": name, "flavor": flavor, "hf_assets_path": f"./{assets}"},
+        "optimizer": {"name": "AdamW", "lr": 3e-4},
+        "training": {
+            "local_batch_size": stages * draw.of("batch", (1, 2, 2, 3)),
+            "seq_len": draw.of("length", (2048, 4096, 1024)),
+            "steps": 1000,
+            "dataset": "c4_test",
+            "dataset_path": "data",
+        },
+        "parallelism": {
+            "data_parallel_shard_degree": -1,
+            "tensor_parallel_degree": tensor if name == "llama3" else 1,
+            "pipeline_parallel_degree": stages,
+            "pipeline_parallel_schedule": draw.of("schedule", ("1F1B", "Interleaved1F1B", "1F1B", "GPipe")),
+            "pipeline_parallel_microbatch_size": 1,
+            "fsdp_reshard_after_forward": draw.of("reshard", ("default", "default", "always", "never")),
+        },
+        "checkpoint": {"enable": False},
+        "activation_checkpoint": dict(draw.of("checkpointing", CHECKPOINTING)),
+        "compile": {"enable": False},
+    }
+    launch = f"{draw.of('launch', LAUNCHES)}torchrun --nproc_per_node={gpus} -m torchtitan.train"
+    return Program(
+        files={FILE: written_toml(tables)},
+        command=f"{launch} --job.config_file ./{FILE}",
+        card=draw.of("card", ("h100-80gb", "h200", "h100-80gb")),
+        gpus=gpus,
+        sized=Sized(FILE, (f"gpus={gpus}",), "torchtitan"),
+        models=(assets,),
+        data="texts",
+        options={"steps": STEPS},
+    )
+
+
 FAMILIES = (
     Family("torchtitan", TITAN, draw_program),
+    Family("torchtitan-pipeline", TITAN, draw_pipeline),
     Family("torchtitan-float8", TITAN_FLOAT8, draw_float8_program),
 )

@@ -39,10 +39,7 @@ def write(c: BlockStructure, part: str) -> tuple[Tape, Tensor | None]:
 
 def _head(c: BlockStructure, tape: Tape, ops: Operators) -> tuple[Tape, None]:
     x = tape.input("head input", ("b", TensorParallelOps(ops, c).stream, "d"), c.dtypes.compute, SOURCE)
-    freed = c._replace(
-        head=c.head._replace(drops_logits=True)
-    )  # train.py: `del pred` comes between the loss and its backward
-    write_loss(ops, freed, norm(ops, c.norm, x, "norm"), "d")
+    write_loss(ops, c, norm(ops, c.norm, x, "norm"), "d")
     return tape, None
 
 

@@ -10,6 +10,7 @@ from memcalc.estimation.limits import limits_of
 from memcalc.estimation.transient import transient_rows
 from memcalc.layout.parameters import buffer_elements
 from memcalc.layout.peft_parameters import all_parameters, trainable_parameters
+from memcalc.layout.schedules import logits_released
 from memcalc.layout.stages import Stage, stages_of
 from memcalc.layout.teacher import teacher_run
 from memcalc.ledger.ledger import Ledger
@@ -135,8 +136,11 @@ def notes(spec: Spec) -> tuple[str, ...]:
         found.append("sequence_parallel has no effect without tensor_parallel.")
     if parallelism.zero_stage and parallelism.data_parallel == 1:
         found.append(f"zero_stage = {parallelism.zero_stage} shards nothing over data_parallel = 1.")
-    if training.implementation in ("megatron", "torchtitan") and training.logits_until == "backward":
-        found.append(f"logits_until = backward has no effect: {training.implementation} releases them earlier.")
+    if training.implementation == "megatron" and training.logits_until == "backward":
+        found.append("logits_until = backward has no effect: megatron releases them earlier.")
+    if (released := logits_released(spec)) != training.logits_until:
+        why = "PyTorch's pipeline schedules keep them" if released == "backward" else "torchtitan releases them earlier"
+        found.append(f"logits_until = {training.logits_until} has no effect: {why}.")
     found += [*adapter_notes(spec), *family_notes(spec), *window_notes(spec)]
     by_operator = training.implementation == "torchtitan"  # torchtitan selects the operator results that it saves
     if training.completion_length is not None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from memcalc.estimation.outside_allocator import communication_library_bytes
 from memcalc.layout.parameters import count_parameters
-from memcalc.layout.schedules import ORDERED
+from memcalc.layout.schedules import ORDERED, uses_pipelining
 from memcalc.layout.sequence_sharding import has_ring_attention
 from memcalc.layout.weight_layout import split_by_dtensor
 from memcalc.spec.defaults import takes_math_kernel
@@ -25,7 +25,6 @@ from memcalc.spec.spec import Spec
 from memcalc.spec.towers import masks_given_images, tower_trains
 from memcalc.spec.training import LIGER_FAMILIES
 from memcalc.spec.zero import FULLY_SHARDED
-from memcalc.states.pipelining import uses_pipelining
 from memcalc.states.state_options import state_options
 
 # features that no config states

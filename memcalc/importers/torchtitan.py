@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 from memcalc.catalogue.shipped import find_shipped
@@ -73,8 +74,8 @@ FIELDS: dict[str, Meaning] = {
     "parallelism.module_fqns_per_model_part": lacking("pipeline stages with set modules"),
     "parallelism.pipeline_parallel_split_points": lacking("pipeline stages with set modules"),
     "parallelism.pipeline_parallel_schedule_csv": lacking("a custom schedule"),
-    "parallelism.pipeline_parallel_first_stage_less_layers": lacking("an uneven pipeline split"),
-    "parallelism.pipeline_parallel_last_stage_less_layers": lacking("an uneven pipeline split"),
+    "parallelism.pipeline_parallel_first_stage_less_layers": fact("less_first", "parallelism.pipeline_split"),
+    "parallelism.pipeline_parallel_last_stage_less_layers": fact("less_last", "parallelism.pipeline_split"),
     **nothing("changes the implementation only").at(
         "parallelism.context_parallel_load_balancer parallelism.expert_parallel_comm_backend",
         "parallelism.pipeline_parallel_expert_parallel_overlap parallelism.enable_compiled_autograd",
@@ -129,8 +130,7 @@ def _finish(draft: Draft) -> None:
     draft.default("training.dtype", _PRECISIONS.get(str(facts.get("param", "bfloat16")), "bf16"))
     half = draft.values["training.dtype"] != "fp32"
     draft.default("training.optimizer_implementation", "fused")
-    if draft.values.get("parallelism.pipeline_parallel", 1) == 1:
-        draft.values.pop("parallelism.schedule", None)  # has no effect without stages
+    _stages(draft)
     _sharding(draft)
     if facts.get("offload") is True:
         place_shards(draft)
@@ -151,7 +151,8 @@ def _finish(draft: Draft) -> None:
         )
     else:
         draft.default("training.recipe", _recipe(draft) if half else "fp32")
-        draft.default("training.logits_until", "loss")  # train.py: `del pred`
+        if draft.values.get("parallelism.pipeline_parallel", 1) == 1:
+            draft.default("training.logits_until", "loss")  # train.py: `del pred`
         draft.notes.append(
             "torchtitan's own modules are modelled only for Llama and untied dense Qwen3 under FSDP2; counted as plain "
             "modules"
@@ -184,6 +185,7 @@ def _recipe(draft: Draft) -> str:
     split = any(draft.values.get(f"parallelism.{kind}_parallel", 1) != 1 for kind in ("tensor", "pipeline"))
     if split:
         draft.values["training.dtype"] = "fp32"
+        draft.default("training.attention", "eager")  # models/attention.py, sdpa_backends: math alone takes fp32
         draft.notes.append("torchtitan computes in fp32 under tensor or pipeline parallelism without FSDP")
     return "fp32" if split else "amp"
 
@@ -191,6 +193,9 @@ def _recipe(draft: Draft) -> str:
 def _sharding(draft: Draft) -> None:
     facts = draft.facts
     shards, replicas = facts.get("shards", -1), facts.get("replicas", 1)
+    ranks = _known_ranks(draft)
+    if shards == -1 and ranks is not None and ranks == replicas:
+        shards = 1  # of one rank there is no FSDP (distributed/parallel_dims.py, fsdp_enabled)
     if shards == 1 and replicas != 1:
         draft.values["parallelism.data_parallel"] = replicas
         return
@@ -210,6 +215,15 @@ def _sharding(draft: Draft) -> None:
         draft.values["training.global_batch_size"] = total
 
 
+def _known_ranks(draft: Draft) -> int | None:
+    """Return the number of data-parallel ranks; None if the launcher decides it, which gives the number of GPUs."""
+    gpus = draft.overridden.get("parallelism.gpus")
+    degrees = [draft.given(f"parallelism.{kind}_parallel") or 1 for kind in ("tensor", "pipeline", "context")]
+    if type(gpus) is not int or not all(type(degree) is int and degree > 0 for degree in degrees):
+        return None
+    return gpus // prod(degrees)
+
+
 def _units(draft: Draft) -> None:
     """Set the mixed-precision policy and the FSDP units (models/llama3/infra/parallelize.py, apply_fsdp)."""
     if draft.given("parallelism.engine") != "fsdp2" or draft.given("parallelism.data_parallel") == 1:
@@ -218,6 +232,23 @@ def _units(draft: Draft) -> None:
     draft.default("parallelism.fsdp.param_dtype", str(draft.given("training.dtype")))
     draft.default("parallelism.fsdp.reduce_dtype", _PRECISIONS.get(str(facts.get("reduce", "float32")), "fp32"))
     draft.default("parallelism.fsdp.wrap", "layers-and-ends")
+
+
+def _stages(draft: Draft) -> None:
+    """Split the layers over the stages; in schedules with several chunks each stage has two.
+
+    By default the embedding and the LM head count as a layer each. Without stages the schedule has no effect.
+    Source: distributed/pipeline_parallel.py, pipeline_llm; config/job_config.py, Parallelism.
+    """
+    if draft.values.get("parallelism.pipeline_parallel", 1) == 1:
+        draft.values.pop("parallelism.schedule", None)
+        return
+    less = {draft.facts.get(f"less_{end}", 1) for end in ("first", "last")}
+    if less not in ({0}, {1}):
+        draft.limit("an uneven pipeline split", "stages have equally many layers", holds_memory=True)
+    draft.default("parallelism.pipeline_split", "layers" if less == {0} else "layers-and-ends")
+    if draft.values.get("parallelism.schedule") == "interleaved":
+        draft.default("parallelism.virtual_stages", 2)
 
 
 def _micro_batches(draft: Draft) -> None:
@@ -233,8 +264,8 @@ def _micro_batches(draft: Draft) -> None:
 
 
 def _is_sharded_alone(draft: Draft) -> bool:
-    """Return whether FSDP2 shards the data-parallel ranks, with at most tensor parallelism in addition."""
-    degrees = ("pipeline", "context", "expert")
+    """Return whether FSDP2 shards the data-parallel ranks, with at most tensor and pipeline parallelism in addition."""
+    degrees = ("context", "expert")
     whole = all(draft.values.get(f"parallelism.{degree}_parallel", 1) == 1 for degree in degrees)
     ranks = draft.values.get("parallelism.data_parallel", 2 if "parallelism.data_parallel" in draft.overridden else 1)
     return whole and draft.values.get("parallelism.zero_stage") in (2, 3) and ranks != 1

@@ -16,7 +16,28 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from memcalc.spec.spec import Spec
+from memcalc.spec.training import LogitsUntil
+
 ORDERED = ("gpipe", "1f1b", "interleaved")  # the order of their actions is known: memcalc/sharding/schedules.py
+
+
+def uses_pipelining(spec: Spec) -> bool:
+    """Return whether stages run in PyTorch's schedules: neither Megatron's nor DeepSpeed's."""
+    parallelism = spec.parallelism
+    other = parallelism.engine in ("megatron", "deepspeed") or spec.training.implementation == "megatron"
+    return parallelism.pipeline_parallel > 1 and not other
+
+
+def logits_released(spec: Spec) -> LogitsUntil:
+    """Return when the logits are released.
+
+    PyTorch's schedules keep a micro-batch's output until its backward (torch 2.13 distributed/pipelining/stage.py,
+    _PipelineStageBase.forward_one_chunk: `fwd_cache`). Without them torchtitan frees it (train.py: `del pred`).
+    """
+    if uses_pipelining(spec):
+        return "backward"
+    return "loss" if spec.training.implementation == "torchtitan" else spec.training.logits_until
 
 
 class ModelChunk(NamedTuple):

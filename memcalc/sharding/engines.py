@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from memcalc.architectures.catalogue import GradientPolicy
 from memcalc.layout.local_parameters import LocalParameter
+from memcalc.layout.schedules import uses_pipelining
 from memcalc.layout.sequence_sharding import has_ring_attention
 from memcalc.sharding.ddp import DDP
 from memcalc.sharding.deepspeed import deepspeed_engine
@@ -19,7 +20,6 @@ from memcalc.spec.recompute_plan import Segment
 from memcalc.spec.spec import Spec
 from memcalc.states.gradient_policy import gradient_policy
 from memcalc.states.megatron_buffers import rotary_table, score_buffer
-from memcalc.states.pipelining import uses_pipelining
 from memcalc.states.state_options import StateOptions, state_options
 from memcalc.stream.requests import Requests
 

@@ -9,11 +9,10 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from typing import Literal, NamedTuple
 
-from memcalc.layout.schedules import ORDERED
+from memcalc.layout.schedules import ORDERED, uses_pipelining
 from memcalc.layout.stages import Stage
 from memcalc.spec.recompute_plan import has_segments
 from memcalc.spec.spec import Spec
-from memcalc.states.pipelining import uses_pipelining
 
 MOST_GATHERED = 3  # chunks that FSDP2 gathers at a time: _add_unshard_reshard, max_active_stages
 
@@ -54,9 +53,12 @@ def lacks(spec: Spec) -> Iterator[str]:
         "micro-batches that are not a multiple of the rounds": several and micro_batches % rounds > 0,
         "context parallelism": parallelism.context_parallel > 1,
         f"engine {parallelism.engine}": parallelism.data_parallel > 1 and parallelism.engine not in ("ddp", "fsdp2"),
+        # torchtitan leaves the shapes of what stages send to a first pass over all chunks (torch 2.13 stage.py,
+        # _forward_metadata_inference), which gathers on CUDA streams that the schedule does not use afterwards.
+        "torchtitan's first pass over several chunks": several and training.framework == "torchtitan",
         "several chunks under DDP": parallelism.data_parallel > 1 and several and parallelism.engine == "ddp",
-        "modules that are not the reference decoder's": training.implementation != "plain",
-        "autocast": training.autocasts,
+        "modules that are not the reference decoder's": training.implementation not in ("plain", "torchtitan"),
+        "autocast": training.autocasts and training.implementation != "torchtitan",  # its recipe is FSDP2's policy
         "adapters": training.lora is not None,
         "FP8": training.fp8 != "none",
         "offloaded activations": training.offload_activations != "none",

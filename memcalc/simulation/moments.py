@@ -11,6 +11,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import NamedTuple
 
+from memcalc.layout.schedules import uses_pipelining
 from memcalc.layout.stages import Stage, composition, is_steady
 from memcalc.ledger.row_drafts import RowDraft
 from memcalc.sharding.schedules import order_of, played_micro_batches
@@ -19,7 +20,7 @@ from memcalc.spec.spec import Spec
 from memcalc.spec.zero import FULLY_SHARDED
 from memcalc.states.model_states import earlier_gradients, reduced_gradients
 from memcalc.states.pipeline_engine import kept_in_flight
-from memcalc.states.pipelining import gathered_stage, gathers_stages, in_passes, uses_pipelining
+from memcalc.states.pipelining import gathered_stage, gathers_stages, in_passes
 
 NONE, PART, WHOLE = range(3)  # of a chunk's parameters or gradients
 

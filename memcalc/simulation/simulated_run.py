@@ -15,6 +15,7 @@ from math import ceil
 from memcalc.errors import OutOfMemory
 from memcalc.layout.local_parameters import LocalParameter, stage_parameters
 from memcalc.layout.parameters import layer_prefixes
+from memcalc.layout.schedules import logits_released
 from memcalc.layout.sequence_sharding import has_ring_attention
 from memcalc.layout.stages import Stage, stages_of
 from memcalc.layout.teacher import teacher_run, teacher_stage
@@ -223,7 +224,7 @@ class SimulatedRun:
         self.groups: dict[Hashable, list[int]] = {}  # storages that tensors made later free
         self.weights: dict[LocalParameter, deque[int]] = {}  # storages of parameters: one of a layer for each layer
         self.gradients: list[int] = []
-        self.keeps_output = spec.training.logits_until == "step" and bool(logits_of_the_step_before(spec, self.stage))
+        self.keeps_output = logits_released(spec) == "step" and bool(logits_of_the_step_before(spec, self.stage))
         self.named: list[int] = []  # output of the previous micro-batch, which a variable still references
         self.stale: list[int] = []  # gradients of the previous step
         self.remaining: list[int] = []  # the embedding's gradient, if zero_grad does not free it

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from memcalc.layout.local_parameters import LocalParameter, stage_parameters, without_companions
 from memcalc.layout.parameters import layer_prefixes
+from memcalc.layout.schedules import uses_pipelining
 from memcalc.layout.stages import Stage
 from memcalc.ledger.row_drafts import EVALUATION
 from memcalc.programs.program import Program
@@ -28,7 +29,7 @@ from memcalc.spec.recompute_plan import leaves
 from memcalc.spec.scoring import scored_by_reference, scores_itself
 from memcalc.spec.spec import Spec
 from memcalc.states.optimizers.parameter_order import in_order
-from memcalc.states.pipelining import drains, uses_pipelining
+from memcalc.states.pipelining import drains
 from memcalc.states.state_options import state_options
 from memcalc.stream.peaks import SizelessStream
 from memcalc.stream.requests import NamedRounds, Requests

@@ -53,8 +53,10 @@ def default_training(
         filled.setdefault("recipe", "fp32")
     _default_attention(filled, model)
     # Their loops free the output before backward: schedules.py's forward_step, torchtitan's `del pred`.
-    lets_go = filled.get("implementation") in ("megatron", "torchtitan") or filled.get("framework") == "lightning"
-    own = "step" if filled.get("framework") == "loop" else "backward"  # `logits, loss = model(X, Y)` in a loop
+    alone = parallelism.get("pipeline_parallel", 1) == 1
+    lets_go = filled.get("implementation") == "megatron" or filled.get("framework") == "lightning"
+    lets_go = lets_go or (filled.get("implementation") == "torchtitan" and alone)
+    own = "step" if filled.get("framework") == "loop" and alone else "backward"  # `logits, loss = model(X, Y)`
     filled.setdefault("logits_until", "loss" if lets_go else own)
     _default_loop(filled)
     filled.setdefault("attention_windows", "mask" if filled.get("implementation") == "huggingface" else "kernel")

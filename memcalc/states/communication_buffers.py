@@ -11,6 +11,7 @@ from functools import lru_cache
 from memcalc.allocator.pytorch.block_sizes import rounded
 from memcalc.layout.gradient_order import first_rank_slice
 from memcalc.layout.local_parameters import LocalParameters, stage_parameters, without_companions
+from memcalc.layout.schedules import uses_pipelining
 from memcalc.layout.stages import Stage
 from memcalc.ledger.component import Component
 from memcalc.ledger.row_drafts import RowDraft, from_phase, mask_of
@@ -33,7 +34,7 @@ def communication_buffers(spec: Spec, stage: Stage) -> list[RowDraft]:
     """Return the buffers of the run's engine on one pipeline stage."""
     if spec.parallelism.engine == "megatron":  # main gradients are one contiguous buffer, reduced in place
         return []
-    found = [*pipelining.received(spec, stage)] if pipelining.uses_pipelining(spec) else []
+    found = [*pipelining.received(spec, stage)] if uses_pipelining(spec) else []
     if spec.parallelism.has_pipeline_engine:
         found += pipeline_engine.kept_between_passes(spec, stage)
     options = state_options(spec)

@@ -6,6 +6,7 @@ from memcalc.allocator.pytorch.block_sizes import rounded
 from memcalc.layout.local_parameters import stage_parameters
 from memcalc.layout.parameters import mask_elements, table_elements
 from memcalc.layout.peft_parameters import adapters_follow_the_head, loads_weights
+from memcalc.layout.schedules import logits_released, uses_pipelining
 from memcalc.layout.spec_cache import cached_by_spec
 from memcalc.layout.stages import Stage
 from memcalc.layout.teacher import TEACHER, teacher_run, teacher_stage
@@ -19,7 +20,6 @@ from memcalc.spec.spec import Spec
 from memcalc.spec.training import TOKENWISE
 from memcalc.states import megatron_buffers
 from memcalc.states.gradient_policy import embedding_gradient_stays
-from memcalc.states.pipelining import uses_pipelining
 from memcalc.states.state_options import state_options
 
 ROTARY_TABLES, CAUSAL_MASKS = "RoPE cos/sin caches", "causal masks"  # tensor names of module buffers, as in rows
@@ -80,7 +80,7 @@ def logits_of_the_step_before(spec: Spec, stage: Stage) -> list[RowDraft]:
     if not whole or not stage.has_head or spec.model.num_labels:
         return []
     found = []
-    if training.logits_until == "step":
+    if logits_released(spec) == "step":
         passes = ("forward", "loss") if returns_loss(spec) else ("forward",)
         citation = "a variable of the training loop, until it is assigned again"
         found.append(_logits_before(spec, passes, "logits of the micro-batch before", citation))

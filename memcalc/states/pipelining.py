@@ -10,6 +10,7 @@ from math import prod
 
 from memcalc.allocator.pytorch.block_sizes import rounded
 from memcalc.layout.local_parameters import LocalParameter, LocalParameters, stage_parameters, without_companions
+from memcalc.layout.schedules import uses_pipelining
 from memcalc.layout.stages import Stage
 from memcalc.ledger.component import Component
 from memcalc.ledger.row_drafts import RowDraft, from_phase, mask_of
@@ -20,13 +21,6 @@ from memcalc.states.state_options import StateOptions, state_options
 
 BACKWARD = mask_of(*(f"backward_{step}" for step in (1, 2)))
 PASSES = BACKWARD | mask_of(*(f"{each}_{step}" for step in (1, 2) for each in ("forward", "loss")))
-
-
-def uses_pipelining(spec: Spec) -> bool:
-    """Return whether stages run in PyTorch's schedules: neither Megatron's nor DeepSpeed's."""
-    parallelism = spec.parallelism
-    other = parallelism.engine in ("megatron", "deepspeed") or spec.training.implementation == "megatron"
-    return parallelism.pipeline_parallel > 1 and not other
 
 
 def drains(spec: Spec) -> bool:

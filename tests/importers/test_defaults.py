@@ -9,6 +9,7 @@ import memcalc
 from memcalc.errors import InputError
 from memcalc.importers.field_tables import ImportedConfig
 from memcalc.importers.loading import import_file, load
+from memcalc.layout.stages import stages_of
 from tests.importers.excerpts import GPT_NEOX, NEMO, TORCHTUNE
 
 LLAMA = "model_name_or_path: meta-llama/Meta-Llama-3-8B\n"
@@ -230,6 +231,53 @@ def test_a_pipeline_of_torchtitan_cuts_the_local_batch(tmp_path: Path) -> None:
     assert found.blocks["training"]["micro_batch_size"] == 1
     assert found.blocks["training"]["gradient_accumulation_steps"] == 8
     assert found.unknown == ("parallelism.of_tomorrow",)
+
+
+STAGED = TITAN.replace("DTYPE", "float32").replace("STAGES", "4").replace(", of_tomorrow = 1", ", FIELDS")
+
+
+@pytest.mark.parametrize(
+    ("fields", "layers"),
+    [
+        # The embedding and the LM head count as a layer each: 34 of them are 9, 9, 8 and 8.
+        ("data_parallel_replicate_degree = 1", [8, 9, 8, 7]),
+        (
+            "pipeline_parallel_first_stage_less_layers = 0, pipeline_parallel_last_stage_less_layers = 0",
+            [8, 8, 8, 8],
+        ),
+        # Eight chunks: 5, 5, and six of 4, of which each stage has every fourth.
+        ('pipeline_parallel_schedule = "Interleaved1F1B"', [4 + 4, 5 + 4, 4 + 4, 4 + 3]),
+    ],
+)
+def test_torchtitan_splits_a_pipeline(fields: str, layers: list[int], tmp_path: Path) -> None:
+    """distributed/pipeline_parallel.py, generate_llm_fqn_per_model_part."""
+    spec = spec_of(tmp_path, "a.toml", STAGED.replace("FIELDS", fields))
+
+    assert [stage.layers for stage in stages_of(spec)] == layers
+    assert not spec.origin.limits
+
+
+def test_an_uneven_pipeline_of_torchtitan_is_a_limit(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, "a.toml", STAGED.replace("FIELDS", "pipeline_parallel_first_stage_less_layers = 2"))
+
+    assert [limit.feature for limit in spec.origin.limits] == ["an uneven pipeline split"]
+
+
+def test_a_pipeline_of_torchtitan_keeps_its_logits(tmp_path: Path) -> None:
+    """The schedule's cache references them, so `del pred` is in the other branch of train.py."""
+    spec = spec_of(tmp_path, "a.toml", STAGED.replace("FIELDS", "data_parallel_replicate_degree = 1"))
+
+    assert (spec.training.implementation, spec.training.logits_until) == ("torchtitan", "backward")
+    assert not any("logits_until" in note for note in memcalc.estimate(spec).notes)
+
+
+def test_torchtitan_has_no_fsdp_over_one_rank(tmp_path: Path) -> None:
+    """Eight GPUs of two stages and four tensor-parallel ranks: what FSDP2 would shard and cast stays in fp32."""
+    parallelism = "data_parallel_shard_degree = -1\ntensor_parallel_degree = 4\npipeline_parallel_degree = 2"
+    spec = spec_of(tmp_path, "run.toml", LLAMA_TITAN + parallelism + "\n", "gpus=8")
+
+    assert (spec.training.dtype, spec.training.recipe, spec.parallelism.zero_stage) == ("fp32", "fp32", 0)
+    assert spec.training.attention == "eager"  # models/attention.py has no kernel but the math one for it
 
 
 def test_litgpt_over_several_gpus(tmp_path: Path) -> None:

@@ -200,6 +200,17 @@ def test_sequence_parallelism_passes_on_a_part_of_the_tokens(words: tuple[str, .
     assert row.each == HIDDEN // share
 
 
+def test_logits_stay_until_backward() -> None:
+    """The schedule's cache references them, whatever the program does with its outputs."""
+    kept, dropped = small("gradient_accumulation_steps=4"), small("gradient_accumulation_steps=4", "logits_until=loss")
+
+    for spec in (kept, dropped):
+        found = simulate(spec, stage=stages_of(spec)[-1])
+        assert found.reserved_bytes == simulate(kept, stage=stages_of(kept)[-1]).reserved_bytes
+    assert estimate(dropped).ledger.totals == estimate(kept).ledger.totals
+    assert any("logits_until = loss has no effect" in note for note in estimate(dropped).notes)
+
+
 def on_streams(spec: Spec, stage: int, phase: str) -> list[tuple[int, int]]:
     """Stream and bytes of a step's requests in a phase that are not on the default stream, in order."""
     found = run_requests(spec, stages_of(spec)[stage]).stretches

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from memcalc.architectures.options.layers import has_dropout
 from memcalc.layout.adapters import loss_gathers_head, read_dtype
+from memcalc.layout.schedules import logits_released
 from memcalc.layout.teacher import teacher_run
 from memcalc.spec.finetuning import base_dtype
 from memcalc.spec.scoring import scored_by_reference
@@ -56,7 +57,7 @@ def head_of(spec: Spec) -> HeadOptions:
         classifies=model.num_labels > 0,
         parameters=base_dtype(training) if loss_gathers_head(spec) else read_dtype(spec),
         fp32_output=training.logits_dtype == "fp32",
-        drops_logits=training.logits_until == "loss",
+        drops_logits=logits_released(spec) == "loss",
     )
 
 

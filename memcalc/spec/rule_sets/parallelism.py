@@ -114,7 +114,6 @@ def torchtitan(spec: Spec) -> Iterator[Violation]:
         "model.attention_sinks": (False,),
         "model.norm_weight": (True,),
         "parallelism.sequence_parallel": (True,),
-        "parallelism.pipeline_parallel": (1,),
         "parallelism.context_parallel": (1,),
     }
     given = {
