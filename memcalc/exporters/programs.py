@@ -148,6 +148,9 @@ def _torchtitan(spec: Spec, model: str | None) -> str:
         "activation_checkpoint": checkpoints,
         "optimizer": {"implementation": training.optimizer_implementation},
     }
+    if parallelism.pipeline_parallel > 1:
+        sections["training"]["local_batch_size"] = training.micro_batch_size * training.gradient_accumulation_steps
+        sections["parallelism"] |= _titan_stages(spec)
     if training.optimizer in ("adamw", "adam"):
         sections["optimizer"]["name"] = {"adamw": "AdamW", "adam": "Adam"}[training.optimizer]
     lines = []
@@ -155,6 +158,21 @@ def _torchtitan(spec: Spec, model: str | None) -> str:
         if fields:
             lines += [f"[{name}]", *(f"{field} = {json.dumps(value)}" for field, value in fields.items()), ""]
     return "\n".join(lines)
+
+
+_TITAN_SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B", "zb-v": "ZBVZeroBubble"}
+
+
+def _titan_stages(spec: Spec) -> Block:
+    """Return torchtitan's keys of a pipeline: its schedule, its micro-batch, and whether the ends count as layers."""
+    parallelism, schedule = spec.parallelism, _TITAN_SCHEDULES.get(spec.parallelism.schedule)
+    less = 1 if parallelism.pipeline_split == "layers-and-ends" else 0
+    return {
+        **({} if schedule is None else {"pipeline_parallel_schedule": schedule}),
+        "pipeline_parallel_microbatch_size": spec.training.micro_batch_size,
+        "pipeline_parallel_first_stage_less_layers": less,
+        "pipeline_parallel_last_stage_less_layers": less,
+    }
 
 
 def _flavor(name: str) -> str:

@@ -170,3 +170,17 @@ def test_generation_has_no_file() -> None:
     with pytest.raises(InputError, match="describes training, and this is generation"):
         export(load("gpt2", "inference.batch_size=2"), "trainer", "run.yaml")
     assert named_program("trainer", "run.yml").label == "transformers' Trainer"
+
+
+def test_a_pipeline_of_torchtitan_runs_as_it_was_estimated(tmp_path: Path) -> None:
+    """By default torchtitan counts the ends as layers, and its local batch has all micro-batches of a pipeline."""
+    spec = load("llama-3-8b", "pipeline_parallel=4", "data_parallel=2", "gradient_accumulation_steps=8", "b=2")
+    path = tmp_path / "run.toml"
+    path.write_text(export(spec, "torchtitan", path).text)
+    found = import_file(path)
+
+    assert found is not None
+    assert found.blocks["parallelism"]["pipeline_split"] == "layers"
+    assert found.blocks["parallelism"]["schedule"] == "1f1b"
+    assert found.blocks["training"]["micro_batch_size"] == 2
+    assert found.blocks["training"]["global_batch_size"] == 2 * 8 * 2
