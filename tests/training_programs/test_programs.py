@@ -89,9 +89,14 @@ RESERVED = {
     "deepspeed-stage0": 0.1,
     "trainer-5-stage0": 0.1,
     "accelerate-deepspeed": 0.3,
+    "torchtitan-pipeline": 0.8,  # without FSDP; with FSDP2 within 0.2
 }
+# Interleaved schedules of torchtitan, and its checkpoints by operator without FSDP, which are counted without them.
 # Texts of unlike lengths; releases of DeepSpeed before 0.19, which are not replayed; causes.md has those of the others.
 UNLIKE = {
+    ("torchtitan-pipeline", "development", 1),
+    ("torchtitan-pipeline", "held-out", 2),
+    ("torchtitan-pipeline", "held-out", 7),
     ("accelerate-ddp", "development", 3),
     ("accelerate-ddp", "development", 4),
     ("accelerate-ddp", "held-out", 4),
@@ -148,6 +153,7 @@ BARS = {
     "trainer-5-ddp": (0.2, 0.3),
     "accelerate-ddp": (0.3, 0.3),
     "torchtitan": (0.1, 0.1),
+    "torchtitan-pipeline": (0.2, 0.1),
     "accelerate-fsdp2": (0.6, 0.2),
     "trainer-5-fsdp": (0.2, 0.2),
     "trainer-5-fsdp1-lora": (0.1, 0.1),
@@ -178,7 +184,11 @@ BARS = {
 }
 # Two loops over two GPUs, and a run with weights in host memory (causes.md); four that depend on their data: one is
 # padded, and three have sequences shorter than the file's longest. A pipeline with as many micro-batches as stages.
+# Three of torchtitan's pipelines, as in UNLIKE.
 BEYOND = {
+    ("torchtitan-pipeline", "development", 1),
+    ("torchtitan-pipeline", "held-out", 2),
+    ("torchtitan-pipeline", "held-out", 7),
     ("axolotl", "held-out", 3),
     ("accelerate-deepspeed", "held-out", 6),
     ("trainer-5-offload", "development", 1),
