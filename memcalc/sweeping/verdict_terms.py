@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from memcalc.errors import InputError
 from memcalc.estimation.limits import limits_of
-from memcalc.layout.stages import stages_of
+from memcalc.layout.stages import Stage, stages_that_matter
 from memcalc.ledger.verdict import RecordedErrors, holding_memory
 from memcalc.spec.model_families.transformers_fallback import reject_without_formulas
 from memcalc.spec.spec import Spec
@@ -101,14 +101,15 @@ def _with_limits(terms: VerdictTerms, spec: Spec) -> VerdictTerms:
 
 
 def _remainders(spec: Spec) -> int:
-    """Return the bytes of unsplit remainders of model states in the phase that has most of them."""
+    """Return the bytes of unsplit remainders of model states in the phase and the stage that have most of them."""
+    found: dict[tuple[Stage, str], int] = {}
     try:
         reject_without_formulas(spec)
-        (stage,) = stages_of(spec)
-        exact = state_sums(spec, stage, tails=False)
-        found: dict[str, int] = {}
-        for (phase, component), amount in state_sums(spec, stage).items():
-            found[phase] = found.get(phase, 0) + amount - exact.get((phase, component), 0)
+        for stage in stages_that_matter(spec):
+            exact = state_sums(spec, stage, tails=False)
+            for (phase, component), amount in state_sums(spec, stage).items():
+                beyond = amount - exact.get((phase, component), 0)
+                found[stage, phase] = found.get((stage, phase), 0) + beyond
     except InputError:  # not modelled, so there is no estimate either
         return 0
     return max(found.values(), default=0)
