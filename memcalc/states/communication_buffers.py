@@ -20,7 +20,12 @@ from memcalc.spec.zero import DEFAULT as ZERO
 from memcalc.states import pipeline_engine, pipelining
 from memcalc.states.flat_states import construction_rows
 from memcalc.states.state_options import StateOptions, state_options
-from memcalc.states.unsharded_weights import shards_loaded_model, unsharded_weights
+from memcalc.states.unsharded_weights import (
+    loading_weights,
+    loads_whole_weights,
+    shards_loaded_model,
+    unsharded_weights,
+)
 from memcalc.states.zero_offload import gradient_passage
 
 SOURCE = "DeepSpeed 0.19 runtime/zero/"
@@ -44,6 +49,8 @@ def communication_buffers(spec: Spec, stage: Stage) -> list[RowDraft]:
         return [*found, *construction_rows(parameters, options, is_loaded_whole=spec.training.finetune == "qlora")]
     if shards_loaded_model(spec):
         found.append(unsharded_weights(spec, stage))
+    if loads_whole_weights(spec):
+        found.append(loading_weights(spec, stage))
     return [*found, *_buffers(parameters, options)]
 
 
