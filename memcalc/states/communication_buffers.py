@@ -11,7 +11,7 @@ from functools import lru_cache
 from memcalc.allocator.pytorch.block_sizes import rounded
 from memcalc.layout.gradient_order import first_rank_slice
 from memcalc.layout.local_parameters import LocalParameters, stage_parameters, without_companions
-from memcalc.layout.stages import Stage
+from memcalc.layout.stages import Stage, is_steady
 from memcalc.ledger.component import Component
 from memcalc.ledger.row_drafts import RowDraft, from_phase, mask_of
 from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
@@ -51,7 +51,17 @@ def communication_buffers(spec: Spec, stage: Stage) -> list[RowDraft]:
         found.append(unsharded_weights(spec, stage))
     if loads_whole_weights(spec):
         found.append(loading_weights(spec, stage))
+    if is_steady(spec, stage):  # otherwise the micro-batches that may hold most are counted one by one
+        found += bucket_between_passes(options)
     return [*found, *_buffers(parameters, options)]
+
+
+def bucket_between_passes(options: StateOptions) -> Iterator[RowDraft]:
+    """Yield the reduce bucket that stages 1 and 2 keep from a step's first backward to its last one."""
+    keeps = options.engine == "deepspeed" and options.zero_stage in (1, 2) and options.reduces_after_backward
+    if keeps and options.step.accumulates:
+        detail = "stage_1_and_2.py: setup_buckets: allocated whole at the first gradient, freed after "
+        yield _reduce_bucket(options, BETWEEN, f"{detail}the last micro-batch")
 
 
 @lru_cache(maxsize=1024)
@@ -95,9 +105,6 @@ def _stage_3(parameters: LocalParameters, options: StateOptions) -> Iterator[Row
 
 def _stages_1_and_2(parameters: LocalParameters, options: StateOptions) -> Iterator[RowDraft]:
     """Yield the buffers of stages 1 and 2 for trained parameters, besides those within backward."""
-    if options.step.accumulates and options.reduces_after_backward:
-        detail = "stage_1_and_2.py: setup_buckets: allocated whole at the first gradient, freed after "
-        yield _reduce_bucket(options, BETWEEN, f"{detail}the last micro-batch")
     elements = sum(parameter.count * parameter.elements for parameter in parameters)
     if options.creates_masters_after_flattening or not options.host.offloads:
         yield _flattening(elements, options)

@@ -188,7 +188,7 @@ BARS = {
     "trl-qlora-fsdp1": (8.8, 0.6),  # LayerNorm above a 4-bit base (causes.md); the others are within 0.05
 }
 # Two loops over two GPUs, and a run with weights in host memory (causes.md); four that depend on their data: one is
-# padded, and three have sequences shorter than the file's longest. A pipeline with as many micro-batches as stages.
+# padded, and three have sequences shorter than the file's longest.
 BEYOND = {
     ("axolotl", "held-out", 3),
     ("accelerate-deepspeed", "held-out", 6),
@@ -197,7 +197,6 @@ BEYOND = {
     ("loop", "development", 4),
     ("torchtune", "held-out", 7),
     ("litgpt-head", "held-out", 1),
-    ("deepspeed-pipeline", "held-out", 1),
 }
 
 
