@@ -11,7 +11,7 @@ from memcalc.importers.file_format import Meaning, fact, lacking, nothing, part
 from memcalc.importers.offload import place_shards
 
 _HOW = (
-    *("cpu_ram_efficient_loading", "final_state_dict_type", "limit_all_gathers", "state_dict_type"),
+    *("final_state_dict_type", "limit_all_gathers", "state_dict_type"),
     *("sync_module_states", "transformer_layer_cls_to_wrap", "transformer_cls_names_to_wrap"),
     *("cpu_offload_pin_memory",),
 )
@@ -28,6 +28,7 @@ _NAMES: dict[str, Meaning] = {
     "forward_prefetch": part("parallelism.fsdp.forward_prefetch"),
     **part("parallelism.fsdp.backward_prefetch").at("backward_prefetch backward_prefetch_policy"),
     "use_orig_params": part("parallelism.fsdp.use_orig_params"),
+    "cpu_ram_efficient_loading": part("parallelism.fsdp.weights_from"),
     **{name: nothing("changes the implementation, not what is saved") for name in _HOW},
 }
 
@@ -147,6 +148,8 @@ def place_policy(draft: Draft, dtype: str | None) -> str:
             draft.default("parallelism.fsdp.wrap", "layers-and-ends")
         if draft.given("training.finetune") == "qlora":
             draft.default("parallelism.fsdp.keeps_unsharded_weights", True)
+        else:
+            _place_loading(draft)
     steps = draft.given("training.gradient_accumulation_steps")
     if draft.given("parallelism.offload") in (None, "none"):
         draft.default("parallelism.fsdp.gradient_sync", "last")
@@ -160,6 +163,23 @@ def place_policy(draft: Draft, dtype: str | None) -> str:
     for role in roles[:2] if draft.given("parallelism.engine") == "fsdp1" else roles:
         draft.default(f"parallelism.fsdp.{role}", dtype)
     return "fp32" if version == 2 else "amp"
+
+
+def _place_loading(draft: Draft) -> None:
+    """Set how weights get to the GPU under FSDP2, where that is modelled.
+
+    Defaults: Accelerate 1.15 commands/launch.py, true; transformers 5.23 training_args.py, _process_fsdp_args, false.
+    """
+    degrees = ("tensor_parallel", "pipeline_parallel")
+    if any(draft.given(f"parallelism.{each}") not in (None, 1) for each in degrees):
+        return
+    if draft.given("parallelism.offload") not in (None, "none"):
+        return
+    config = draft.facts.get("fsdp_config")
+    settings = config if isinstance(config, Mapping) else {}
+    launched = draft.given(FRAMEWORK) == "accelerate"
+    broadcasts = str(_setting(settings, "cpu_ram_efficient_loading", launched)).lower() == "true"
+    draft.default("parallelism.fsdp.weights_from", "first-rank" if broadcasts else "host")
 
 
 def _place_flat_parameters(draft: Draft) -> None:

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from memcalc.layout.local_parameters import LocalParameter, LocalParameters
-from memcalc.states.state_options import StateOptions
+from memcalc.states.state_options import FsdpOptions, StateOptions
 from memcalc.stream.requests import Requests
 
 # Layers are numbered units; the root has embeddings, final norm and LM head, unless these are separate units.
 ROOT, EMBEDDING, TAIL = -1, -2, -3
+ONE_ROOT = FsdpOptions()
 
 # The pass that calls a compiled kernel; "forward alone": no backward follows, because a checkpoint recomputes it.
 KernelPass = Literal["forward", "forward alone", "backward"]
@@ -228,23 +229,27 @@ def is_output(parameter: LocalParameter) -> bool:
 
 
 def by_unit(
-    ordered: Sequence[LocalParameter], layers: Sequence[int], *, ends: bool = False, finds_norm: bool = True
+    ordered: Sequence[LocalParameter], layers: Sequence[int], fsdp: FsdpOptions = ONE_ROOT
 ) -> Mapping[int, tuple[LocalParameter, ...]]:
     """Return the parameters of each unit in registration order.
+
+    In a tied unit the final norm precedes the embedding (Accelerate 1.15 utils/fsdp_utils.py, fsdp2_prepare_model).
 
     Args:
         ordered: all parameters, as `in_order` yields them.
         layers: the number of each layer in the model.
-        ends: whether the embedding is a unit, and final norm and LM head are another unit.
-        finds_norm: whether the final norm is in that unit; else it is the root's.
+        fsdp: the units outside of layers; by default the root has all other parameters.
     """
+    ends = fsdp.wraps_embedding_and_head
     inside = [parameter for parameter in ordered if parameter.where == "layer"]
     units: dict[int, list[LocalParameter]] = {ROOT: [], EMBEDDING: [], TAIL: []} if ends else {ROOT: []}
     for parameter in ordered:
         if parameter.where != "layer":
-            in_tail = parameter.where == "head" and (finds_norm or is_output(parameter))
+            in_tail = parameter.where == "head" and (fsdp.finds_norm or is_output(parameter))
             own = EMBEDDING if is_embedding(parameter) else TAIL if in_tail else ROOT
             units[own if ends else ROOT].append(parameter)
+    if fsdp.ties_ends:
+        units[ROOT].sort(key=lambda parameter: parameter.where != "head")
     numbers, layer, seen, kind = iter(layers), -1, set[LocalParameter](), ""
     for parameter in inside:
         prefix = parameter.module.partition("*")[0]

@@ -185,7 +185,7 @@ class ZeRO3(Engine):
         take(self.choice.zero.reduce_bucket_size * self.dtype_bytes)
         take(sum(groups) * self.dtype_bytes, 0, Component.GRADIENTS)
         for number in self.trained:  # create_reduce_and_remove_grad_hooks
-            drop((take(self._gathered_bytes(number)),))
+            drop((take(self._whole_bytes(number)),))
 
     def updated(
         self, groups: Sequence[tuple[LocalParameters, StateOptions]]
@@ -218,6 +218,10 @@ class ZeRO3(Engine):
         """
         if self.ranks == 1 and not self.choice.host.has_weights:
             return 0
+        return self._whole_bytes(number)
+
+    def _whole_bytes(self, number: int) -> int:
+        """Return the bytes of an unsharded parameter, padded, as `all_gather` allocates it, also on one rank."""
         return self.shares[number] * self.ranks * self._bytes_of(number)
 
     # -- gathering -----------------------------------------------------------------------------------------------------

@@ -53,7 +53,8 @@ class ZeRO3Offload(ZeRO3):
             take(sum(self.shares[number] * self._bytes_of(number) for number in self.trained), 0, Component.WEIGHTS)
         take(self.choice.zero.reduce_bucket_size * self.dtype_bytes)
         for number in self.trained:  # create_reduce_and_remove_grad_hooks
-            drop((take(self._gathered_bytes(number)), *self._sent([number], stream=0)))
+            whole, share = take(self._whole_bytes(number)), self.shares[number] * self._bytes_of(number)
+            drop((whole, take(share)) if self.choice.host.has_weights else (whole,))
 
     def updated(
         self, groups: Sequence[tuple[LocalParameters, StateOptions]]

@@ -16,6 +16,7 @@ from memcalc.ledger.component import Component
 from memcalc.ledger.row_drafts import RowDraft, from_phase, mask_of
 from memcalc.sharding.engine import ROOT, by_unit, is_embedding, is_output
 from memcalc.sharding.flat_units import THE_ROOT, UnitKey, in_order_of_end, unit_of_parameter, units_in_order
+from memcalc.simulation.fsdp2_loading import broadcast_from_first_rank, moved_from_host
 from memcalc.simulation.initial_tensors import InitialTensor, InitialTensors
 from memcalc.simulation.megatron_construction import built_by_megatron
 from memcalc.simulation.quantization import FP32, WIDE, in_4_bits, loaded_in_4_bits
@@ -30,7 +31,7 @@ from memcalc.states.parameter_copies import ParameterCopy, Role
 from memcalc.states.persistent import CAUSAL_MASKS, ROTARY_TABLES, persistent_rows, registered_buffers
 from memcalc.states.recipe_copies import is_made_in_backward, kept_copies
 from memcalc.states.state_options import StateOptions, groups, state_options
-from memcalc.states.unsharded_weights import shards_loaded_model
+from memcalc.states.unsharded_weights import loads_whole_weights, shards_loaded_model
 from memcalc.states.upcast_weights import is_upcast
 
 LOADED = "loaded"  # the group of weights in the dtype they are loaded in
@@ -83,16 +84,8 @@ def _built_of_model(spec: Spec, stage: Stage, options: StateOptions) -> Iterator
         yield from _kept_copies(ordered, copies, options)
         yield from (_alone(item) for item in standing if item.component is Component.INPUTS)
         return
-    if shards_loaded_model(spec):
-        yield from _sharded_afterwards(spec, ordered, copies, options)
-        yield from _kept_copies(ordered, copies, options)
-        yield from (_alone(item) for item in standing)
-        return
-    if is_built_on_meta(spec):
-        weights = _joined(chain.from_iterable(_sized(ordered, copies, options, Role.WEIGHTS)))
-        yield from _given_memory(spec, ordered, weights)
-        if spec.training.implementation == "torchtitan" and spec.training.torch >= SAMPLES_AGAIN:
-            yield from _sampled(ordered, options)
+    if is_built_on_meta(spec) or shards_loaded_model(spec):
+        yield from _distributed(spec, stage, ordered, copies, options)
         yield from _kept_copies(ordered, copies, options)
         yield from (_alone(item) for item in standing)
         return
@@ -363,6 +356,30 @@ def _flattening(members: tuple[LocalParameter, ...], options: StateOptions) -> t
     """Return the requests that flatten and shard a unit: its chunk stays."""
     unit, size = unit_of(members, options), DTYPE_BYTES[flattened_dtype(members, options)]
     return unit.elements * size, unit.shard * size, -unit.elements * size
+
+
+def _distributed(
+    spec: Spec,
+    stage: Stage,
+    ordered: Sequence[LocalParameter],
+    copies: dict[LocalParameter, list[ParameterCopy]],
+    options: StateOptions,
+) -> Iterator[InitialTensors]:
+    """Yield the weights of FSDP2 or DTensor, with what is on the GPU before they are sharded."""
+    if shards_loaded_model(spec):
+        yield from _sharded_afterwards(spec, ordered, copies, options)
+        return
+    sized = _sized(ordered, copies, options, Role.WEIGHTS)
+    if loads_whole_weights(spec):
+        shards = dict(zip(ordered, sized, strict=True))
+        if spec.parallelism.fsdp.weights_from == "host":
+            yield from moved_from_host(by_unit(ordered, stage.numbers, options.fsdp), shards, options)
+        else:
+            yield from broadcast_from_first_rank(ordered, shards, options, tied=spec.model.tie_word_embeddings)
+        return
+    yield from _given_memory(spec, ordered, _joined(chain.from_iterable(sized)))
+    if spec.training.implementation == "torchtitan" and spec.training.torch >= SAMPLES_AGAIN:
+        yield from _sampled(ordered, options)
 
 
 def _given_memory(

@@ -18,9 +18,11 @@ from memcalc.sharding.schedules import order_of, played_micro_batches
 from memcalc.simulation.passes import pieces_of
 from memcalc.spec.spec import Spec
 from memcalc.spec.zero import FULLY_SHARDED
+from memcalc.states.communication_buffers import bucket_between_passes
 from memcalc.states.model_states import earlier_gradients, reduced_gradients
 from memcalc.states.pipeline_engine import kept_in_flight
 from memcalc.states.pipelining import gathered_stage, gathers_stages, in_passes
+from memcalc.states.state_options import state_options
 
 NONE, PART, WHOLE = range(3)  # of a chunk's parameters or gradients
 
@@ -70,6 +72,8 @@ class Moment(NamedTuple):
         found = [*in_passes(spec, stage, self.chunk.in_flight)] if uses_pipelining(spec) else []
         if spec.parallelism.has_pipeline_engine:
             found += kept_in_flight(spec, stage, self.chunk.in_flight)
+        if any(state.gradients for state in self.states):
+            found += bucket_between_passes(state_options(spec))
         for chunk, state in zip(stage.chunks, self.states, strict=True):
             if state.gradients:
                 found += (earlier_gradients if state.gradients == WHOLE else reduced_gradients)(spec, chunk)

@@ -75,9 +75,7 @@ class SimulatedPipeline(SimulatedRun):
             return ShardedChunk(chunk, self.engine, self.parameters)
         prefixes = layer_prefixes(self.spec.model, chunk.numbers)
         ordered = tuple(in_order(stage_parameters(self.spec, chunk), choice.update.family, prefixes))
-        units = by_unit(
-            ordered, chunk.numbers, ends=choice.fsdp.wraps_embedding_and_head, finds_norm=choice.fsdp.finds_norm
-        )
+        units = by_unit(ordered, chunk.numbers, choice.fsdp)
         engine = engine_of(self.requests, ordered, units, self.spec, plan_of(self.spec), chunk=number)
         return ShardedChunk(chunk, engine, gradient_names(self.spec, units))
 

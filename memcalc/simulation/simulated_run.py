@@ -159,9 +159,7 @@ class Teacher:
         options = state_options(self.run)
         prefixes = layer_prefixes(self.run.model, self.stage.numbers)
         ordered = tuple(in_order(stage_parameters(self.run, self.stage), options.update.family, prefixes))
-        units = by_unit(
-            ordered, self.stage.numbers, ends=options.fsdp.wraps_embedding_and_head, finds_norm=options.fsdp.finds_norm
-        )
+        units = by_unit(ordered, self.stage.numbers, options.fsdp)
         plan = items_of((), self.run.model.num_layers)
         self.engine = reference_engine_of(requests, ordered, units, self.run, plan)
         self.parameters = gradient_names(self.run, units)
@@ -203,12 +201,7 @@ class SimulatedRun:
         self.requests = requests
         prefixes = layer_prefixes(spec.model, self.stage.numbers)
         self.ordered = tuple(in_order(parameters, self.choice.update.family, prefixes))
-        self.units = by_unit(
-            self.ordered,
-            self.stage.numbers,
-            ends=self.choice.fsdp.wraps_embedding_and_head,
-            finds_norm=self.choice.fsdp.finds_norm,
-        )
+        self.units = by_unit(self.ordered, self.stage.numbers, self.choice.fsdp)
         self.engine: Engine = (
             UpdatesInBackward(requests, self.ordered)
             if self.choice.step.updates_in_backward

@@ -240,12 +240,7 @@ class StepRecorder:
         chunk = self.chunk if chunk is None else chunk
         options, plan = state_options(spec), plan_of(spec, chunk)
         layers = layers_of(spec, chunk, model)
-        units = by_unit(
-            layers.ordered,
-            layers.numbers,
-            ends=options.fsdp.wraps_embedding_and_head,
-            finds_norm=options.fsdp.finds_norm,
-        )
+        units = by_unit(layers.ordered, layers.numbers, options.fsdp)
         if options.engine == "megatron":
             engine = Engine(self.requests)  # the buffers of Megatron-Core's modules are rows of their own
         elif model == FROZEN:

@@ -13,6 +13,7 @@ Precision = Literal["fp32", "bf16", "fp16"]
 Wrap = Literal["layers", "layers-and-ends", "layers-and-trained", "model", "size"]
 GradientSync = Literal["each", "last"]
 Prefetch = Literal["pre", "post", "none"]
+WeightsFrom = Literal["meta", "host", "first-rank"]
 
 
 class FsdpSpec(ConfigBlock):
@@ -47,6 +48,12 @@ class FsdpSpec(ConfigBlock):
         "each",
         description="micro-batches after which gradients are reduced: each | last (no_sync, and always in a "
         "pipeline: until then they are summed unsharded, in reduce_dtype; under FSDP1 in param_dtype)",
+    )
+    weights_from: WeightsFrom = Field(
+        "meta",
+        description="FSDP2: where weights are before they are sharded: meta (nowhere: shards alone are allocated) | "
+        "host (in host memory: fully_shard moves each unit whole to the GPU) | first-rank (in the first rank's host "
+        "memory: each weight is broadcast whole, as with Accelerate's cpu_ram_efficient_loading)",
     )
     keeps_unsharded_weights: bool = Field(
         False,

@@ -12,7 +12,7 @@ from memcalc.allocator.pytorch.block_sizes import rounded
 from memcalc.layout.gradient_order import first_rank_slice
 from memcalc.layout.local_parameters import LocalParameters, stage_parameters, without_companions
 from memcalc.layout.schedules import uses_pipelining
-from memcalc.layout.stages import Stage
+from memcalc.layout.stages import Stage, is_steady
 from memcalc.ledger.component import Component
 from memcalc.ledger.row_drafts import RowDraft, from_phase, mask_of
 from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
@@ -21,7 +21,12 @@ from memcalc.spec.zero import DEFAULT as ZERO
 from memcalc.states import pipeline_engine, pipelining
 from memcalc.states.flat_states import construction_rows
 from memcalc.states.state_options import StateOptions, state_options
-from memcalc.states.unsharded_weights import shards_loaded_model, unsharded_weights
+from memcalc.states.unsharded_weights import (
+    loading_weights,
+    loads_whole_weights,
+    shards_loaded_model,
+    unsharded_weights,
+)
 from memcalc.states.zero_offload import gradient_passage
 
 SOURCE = "DeepSpeed 0.19 runtime/zero/"
@@ -45,7 +50,19 @@ def communication_buffers(spec: Spec, stage: Stage) -> list[RowDraft]:
         return [*found, *construction_rows(parameters, options, is_loaded_whole=spec.training.finetune == "qlora")]
     if shards_loaded_model(spec):
         found.append(unsharded_weights(spec, stage))
+    if loads_whole_weights(spec):
+        found.append(loading_weights(spec, stage))
+    if is_steady(spec, stage):  # otherwise the micro-batches that may hold most are counted one by one
+        found += bucket_between_passes(options)
     return [*found, *_buffers(parameters, options)]
+
+
+def bucket_between_passes(options: StateOptions) -> Iterator[RowDraft]:
+    """Yield the reduce bucket that stages 1 and 2 keep from a step's first backward to its last one."""
+    keeps = options.engine == "deepspeed" and options.zero_stage in (1, 2) and options.reduces_after_backward
+    if keeps and options.step.accumulates:
+        detail = "stage_1_and_2.py: setup_buckets: allocated whole at the first gradient, freed after "
+        yield _reduce_bucket(options, BETWEEN, f"{detail}the last micro-batch")
 
 
 @lru_cache(maxsize=1024)
@@ -89,9 +106,6 @@ def _stage_3(parameters: LocalParameters, options: StateOptions) -> Iterator[Row
 
 def _stages_1_and_2(parameters: LocalParameters, options: StateOptions) -> Iterator[RowDraft]:
     """Yield the buffers of stages 1 and 2 for trained parameters, besides those within backward."""
-    if options.step.accumulates and options.reduces_after_backward:
-        detail = "stage_1_and_2.py: setup_buckets: allocated whole at the first gradient, freed after "
-        yield _reduce_bucket(options, BETWEEN, f"{detail}the last micro-batch")
     elements = sum(parameter.count * parameter.elements for parameter in parameters)
     if options.creates_masters_after_flattening or not options.host.offloads:
         yield _flattening(elements, options)

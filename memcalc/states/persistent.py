@@ -146,7 +146,8 @@ def registered_buffers(spec: Spec, stage: Stage) -> list[RowDraft]:
         if each * count:
             items.append(RowDraft(Component.WEIGHTS, "buffers", name, axes, dtype, count, *given))
     # A model that is loaded is made without weights (from_pretrained), so no head is made unnecessarily.
-    in_vain = not loads_weights(spec) and (spec.training.finetune == "full" or adapters_follow_the_head(spec))
+    on_gpu = not loads_weights(spec) and spec.parallelism.fsdp.weights_from == "meta"
+    in_vain = on_gpu and (spec.training.finetune == "full" or adapters_follow_the_head(spec))
     if spec.model.tie_word_embeddings and stage.has_head and in_vain:
         dtype = state_options(spec).base
         shape = (spec.model.vocab_size, spec.model.embedding_size)

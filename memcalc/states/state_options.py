@@ -49,6 +49,7 @@ class FsdpOptions(NamedTuple):
     gathered: str = ""  # dtype of the all-gather; "": that of the parameters
     reduced: str = ""  # dtype of the reduce-scatter; "": that of the gradients
     wraps_embedding_and_head: bool = False  # the embedding is a unit; final norm and LM head are another
+    ties_ends: bool = False  # tied, all three are one unit, which is counted with the root
     head_is_unit: bool = False  # the LM head is in a unit: that one or, with tied weights, the root's
     reshards_root: bool = False  # FSDP2: the root's parameters do not stay gathered between forward and backward
     finds_norm: bool = True  # the final norm is in that unit; Accelerate finds none below PEFT's modules
@@ -267,13 +268,15 @@ def _step_options(spec: Spec) -> TrainingStepOptions:
 
 def _fsdp_options(spec: Spec) -> FsdpOptions:
     training, fsdp, has_adapters = spec.training, spec.parallelism.fsdp, adapters_of(spec) is not None
+    # Stages of a pipeline have separate copies of the tied weight.
+    ties = spec.model.tie_word_embeddings and spec.parallelism.pipeline_parallel == 1 and not has_adapters
     return FsdpOptions(
         gathered=fsdp.param_dtype or "",
         reduced=fsdp.reduce_dtype or fsdp.param_dtype or "",
         # Tied, embedding, final norm and LM head are one unit, gathered and reduced with the root module, unless the
-        # norm is the root's. Stages of a pipeline have separate copies of the tied weight.
-        wraps_embedding_and_head=fsdp.wrap == "layers-and-ends"
-        and not (spec.model.tie_word_embeddings and spec.parallelism.pipeline_parallel == 1 and not has_adapters),
+        # norm is the root's.
+        wraps_embedding_and_head=fsdp.wrap == "layers-and-ends" and not ties,
+        ties_ends=fsdp.wrap == "layers-and-ends" and ties,
         head_is_unit=fsdp.wrap == "layers-and-ends" and training.loss not in TOKENWISE,
         reshards_root=fsdp.reshard_root and training.torch >= RESHARDS_ROOT,
         finds_norm=not has_adapters,

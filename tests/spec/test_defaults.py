@@ -125,6 +125,7 @@ def test_a_silent_file_has_these_values() -> None:
             "least_unit_parameters": 100_000_000,
             "reshard_root": False,
             "gradient_sync": "each",
+            "weights_from": "meta",
             "keeps_unsharded_weights": False,
             "use_orig_params": False,
             "load_dtype": None,

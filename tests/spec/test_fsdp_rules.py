@@ -48,6 +48,14 @@ FLAT = SHARDED | {"engine": "fsdp1"}
             ),
         ),
         (
+            {"finetune": "qlora"},
+            SHARDED | {"fsdp": {"weights_from": "host"}},
+            (
+                "parallelism.fsdp.weights_from: weights_from = host is not modelled with finetune = qlora. Leave "
+                "weights_from out."
+            ),
+        ),
+        (
             {"recipe": "mixed-16"},
             SHARDED | {"fsdp": {"param_dtype": "bf16"}},
             (

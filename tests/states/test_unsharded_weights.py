@@ -1,4 +1,4 @@
-"""A 4-bit base under FSDP2: what is on the GPU until the model is sharded, and what is never sharded."""
+"""Weights under FSDP2: what is on the GPU until the model is sharded, and what is never sharded."""
 
 from __future__ import annotations
 
@@ -61,6 +61,37 @@ def test_weights_in_integers_stay_unsharded() -> None:
         for storage in ("compute", "uint8")
     )
     assert whole - sharded == PACKED - PACKED // N
+
+
+HEAD = 4 * V * D  # embedding or LM head in fp32
+NORM = 4 * D
+LAYER = 4 * (MATRICES + 2 * D)
+FULL = (*(word for word in RUN if "lora" not in word and "pure" not in word), "recipe=fp32", "dtype=fp32")
+UNTIED = (*FULL, "tie_word_embeddings=false", "fsdp.wrap=layers-and-ends")
+
+
+@pytest.mark.parametrize(
+    ("words", "size"),
+    [
+        # Embedding, final norm and LM head at once; or a layer, while their shards are missing.
+        ((*UNTIED, f"vocab_size={16 * V}", "fsdp.weights_from=host"), 2 * 16 * HEAD + NORM),
+        ((*UNTIED, "tie_word_embeddings=true", "fsdp.weights_from=host"), LAYER - (HEAD + NORM) // N),
+        # The last layer's gate and up matrix, while shards of final norm and LM head are missing.
+        ((*UNTIED, "fsdp.weights_from=first-rank"), 2 * 4 * D * F - (HEAD + NORM) // N),
+    ],
+)
+def test_weights_are_whole_before_they_are_sharded(words: tuple[str, ...], size: int) -> None:
+    assert built(memcalc.estimate(*words).ledger) == size
+
+
+def test_units_move_whole_one_after_the_other() -> None:
+    """fully_shard frees a layer when it returns; embedding and LM head stay until all units are sharded."""
+    requests = run_requests(load(UNTIED[0], [*UNTIED[1:], "fsdp.weights_from=host"]))
+    script = [code for stretch in requests.stretches if stretch.phase == "model" for code in stretch.script]
+    of_layer = 7  # tensors: q, k and v are one
+    assert [code < 0 for code in script[: 3 * of_layer]] == [False] * 2 * of_layer + [True] * of_layer
+    ends = script[2 * 3 * of_layer :]
+    assert ends[:6] == [HEAD, HEAD // N, NORM, HEAD, NORM // N, HEAD // N]
 
 
 def cases() -> list[dict[str, object]]:

@@ -14,7 +14,7 @@ from memcalc.spec.training import ParallelismSpec, TrainingSpec
 from memcalc.spec.yaml_source import Path
 
 OF_FSDP1 = ("use_orig_params", "load_dtype", "forward_prefetch", "backward_prefetch", "least_unit_parameters")
-OF_FSDP2 = ("output_dtype", "keeps_unsharded_weights", "reshard_root")
+OF_FSDP2 = ("output_dtype", "weights_from", "keeps_unsharded_weights", "reshard_root")
 WRAPS: dict[str, tuple[Wrap, ...]] = {
     "fsdp1": ("layers", "layers-and-trained", "model", "size"),
     "fsdp2": ("layers", "layers-and-ends"),
@@ -65,11 +65,29 @@ def policy(spec: Spec) -> Iterator[Violation]:
             f"gradient_sync = last is not modelled with offload = {parallelism.offload}.",
             "Set gradient_sync: each, or offload: none.",
         )
+    if fsdp.weights_from != "meta":
+        yield from _loading(training, parallelism)
     if fsdp.keeps_unsharded_weights and training.finetune != "qlora":
         yield Violation(
             (*key, "keeps_unsharded_weights"),
             f"keeps_unsharded_weights needs a 4-bit base, but finetune = {training.finetune}.",
             "Set finetune: qlora, or leave keeps_unsharded_weights out.",
+        )
+
+
+def _loading(training: TrainingSpec, parallelism: ParallelismSpec) -> Iterator[Violation]:
+    """Yield violations: weights that move to the GPU whole are neither quantized there nor sharded otherwise."""
+    unmodelled = {
+        "finetune = qlora": training.finetune == "qlora",
+        f"offload = {parallelism.offload}": parallelism.offload != "none",
+        f"tensor_parallel = {parallelism.tensor_parallel}": parallelism.tensor_parallel > 1,
+        f"pipeline_parallel = {parallelism.pipeline_parallel}": parallelism.pipeline_parallel > 1,
+    }
+    for setting in (name for name, is_set in unmodelled.items() if is_set):
+        yield Violation(
+            ("parallelism", "fsdp", "weights_from"),
+            f"weights_from = {parallelism.fsdp.weights_from} is not modelled with {setting}.",
+            "Leave weights_from out.",
         )
 
 
