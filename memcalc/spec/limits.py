@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+Overcount = Literal["nothing", "activations", "states", "precision", "all"]
+OVERCOUNTS: tuple[Overcount, ...] = ("nothing", "activations", "states", "precision", "all")  # each includes the former
 
 
 class Limit(NamedTuple):
@@ -20,6 +24,9 @@ class Limit(NamedTuple):
         parameters_of_whole: elements of the whole model that this run's model is a part of; 0: unknown.
         state_bytes_per_parameter: bytes per parameter of further optimizer state that each GPU has for the whole model;
             0: none is known.
+        overcounts: what the estimate counts although the run may not need it, so that the estimate is perhaps too high:
+            activations (and all else that a step frees again), states (also gradients, master weights and optimizer
+            state), precision (also the bits per weight beyond 4), or all.
 
     `memcalc.estimation.limits.limits_of` computes at_least_bytes and holds_memory from the other numbers: the
     reader of a file does not know the model's size, and a search changes the micro-batch.
@@ -32,3 +39,9 @@ class Limit(NamedTuple):
     sequences: int = 0
     parameters_of_whole: int = 0
     state_bytes_per_parameter: int = 0
+    overcounts: Overcount = "nothing"
+
+
+def most_overcounted(limits: Iterable[Limit]) -> Overcount:
+    """Return what the estimate of a run counts too high because of any of its limits."""
+    return max((limit.overcounts for limit in limits), key=OVERCOUNTS.index, default="nothing")

@@ -84,6 +84,18 @@ def test_what_is_not_modelled(limits: tuple[Limit, ...], answer: str) -> None:
     assert observed(fits=True, device_bytes=11 * GIB, limit_bytes=30 * GIB, limits=limits).answer == answer
 
 
+@pytest.mark.parametrize(("least", "answer"), [(29, "unknown"), (31, "does-not-fit")])
+def test_what_is_counted_too_high(least: int, answer: str) -> None:
+    """41 GiB are counted, of which the run may need fewer, but never fewer than the lower bound; the limit is 30 GiB."""
+    limits = (Limit("frozen layers", holds_memory=False, overcounts="states"),)
+    found = verdict_of(need(40 * GIB, 0.0, 0.0), None, 30 * GIB, least * GIB, limits)
+
+    assert (found.answer, found.expected) == (answer, False)
+    assert found.overcounted == (("frozen layers",) if answer == "unknown" else ())
+    assert verdict_of(need(20 * GIB, 0.0, 0.0), None, 30 * GIB, GIB, limits).answer == "fits"
+    assert observed(fits=False, device_bytes=GIB, limit_bytes=GIB, limits=limits).answer == "unknown"
+
+
 def test_a_run_that_died_does_not_fit_whatever_it_leaves_out() -> None:
     limits = (Limit("a second model", holds_memory=True),)
 

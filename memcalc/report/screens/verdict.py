@@ -113,9 +113,13 @@ def verdict(result: Sizing, unit: Unit) -> str:
     usable, least = limit_text(result, unit), format_bytes(decision.least_bytes, unit)
     if decision.answer == "unknown":
         interval = decision.interval
-        if decision.assumed:
+        if decision.assumed or decision.overcounted:
             needs = format_bytes(decision.needed_bytes, unit)
-            return f"CANNOT SAY: needs {needs} as assumed below, perhaps less, of {usable}.{without}"
+            how = "as assumed below" if decision.assumed else "as counted"
+            named = {limit.feature for limit in missing}
+            reducing = [feature for feature in decision.overcounted if feature not in named]
+            counted = f" Counted without: {listed(reducing)}." if reducing else ""
+            return f"CANNOT SAY: needs {needs} {how}, perhaps less, of {usable}.{without}{counted}"
         if missing or interval is None:
             return f"CANNOT SAY: needs at least {least} of {usable}.{without}"
         low, high = format_bytes(interval.low_bytes, unit), format_bytes(interval.high_bytes, unit)
