@@ -131,6 +131,8 @@ def _finish(draft: Draft) -> None:
     draft.default("training.optimizer_implementation", "fused")
     if draft.values.get("parallelism.pipeline_parallel", 1) == 1:
         draft.values.pop("parallelism.schedule", None)  # has no effect without stages
+    elif draft.values.get("parallelism.schedule") == "interleaved":  # distributed/pipeline_parallel.py, pipeline_llm
+        draft.default("parallelism.virtual_stages", 2)
     _sharding(draft)
     if facts.get("offload") is True:
         place_shards(draft)

@@ -232,6 +232,26 @@ def test_a_pipeline_of_torchtitan_cuts_the_local_batch(tmp_path: Path) -> None:
     assert found.unknown == ("parallelism.of_tomorrow",)
 
 
+def test_torchtitans_interleaved_schedule_has_two_chunks_per_stage(tmp_path: Path) -> None:
+    """torchtitan 0.2 distributed/pipeline_parallel.py, pipeline_llm: two stages per rank if no number is set."""
+    stages = 'pipeline_parallel_degree = 4, pipeline_parallel_schedule = "Interleaved1F1B"'
+    text = TITAN.replace("DTYPE", "float32").replace("pipeline_parallel_degree = STAGES", stages)
+    parallelism = imported(tmp_path, "a.toml", text).blocks["parallelism"]
+
+    assert (parallelism["schedule"], parallelism["virtual_stages"]) == ("interleaved", 2)
+
+
+@pytest.mark.parametrize(("chunk", "schedule", "virtual"), [(4, "1f1b", 1), (2, "interleaved", 2)])
+def test_a_virtual_stage_of_megatron_that_is_a_whole_stage(
+    chunk: int, schedule: str, virtual: int, tmp_path: Path
+) -> None:
+    """8 layers on 2 stages are 4 layers per stage; Megatron-LM training/arguments.py: one virtual stage is none."""
+    text = f"python pretrain_gpt.py {GPT}--bf16 --pipeline-model-parallel-size 2 --global-batch-size 2"
+    parallelism = spec_of(tmp_path, "a.sh", f"{text} --num-layers-per-virtual-pipeline-stage {chunk}").parallelism
+
+    assert (parallelism.schedule, parallelism.virtual_stages) == (schedule, virtual)
+
+
 def test_litgpt_over_several_gpus(tmp_path: Path) -> None:
     """Fine-tuning checkpoints each block, pretraining none and copies its shards over nodes."""
     rest = "train: {micro_batch_size: 1, global_batch_size: 32}\ndevices: 8\n"
