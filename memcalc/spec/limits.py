@@ -18,6 +18,7 @@ class Limit(NamedTuple):
             is a lower bound. False if the estimate is exact or too high nevertheless, and for features that no
             configuration states (loading, initialization, logging).
         at_least_bytes: a proven lower bound of its contribution to the peak of each GPU; 0 if none is known.
+        at_most_bytes: an upper bound of its contribution; None if none is known.
         bytes_per_parameter: bytes per parameter of a frozen copy of the run's own model on the GPUs; 0: no copy.
         sequences: sequences of a forward pass without gradients; 0: none. The pass needs more memory than the training
             step only if they exceed the micro-batch.
@@ -40,8 +41,16 @@ class Limit(NamedTuple):
     parameters_of_whole: int = 0
     state_bytes_per_parameter: int = 0
     overcounts: Overcount = "nothing"
+    at_most_bytes: int | None = None
 
 
 def most_overcounted(limits: Iterable[Limit]) -> Overcount:
     """Return what the estimate of a run counts too high because of any of its limits."""
     return max((limit.overcounts for limit in limits), key=OVERCOUNTS.index, default="nothing")
+
+
+def most_unmodelled_bytes(limits: Iterable[Limit]) -> int | None:
+    """Return the most that limits which hold memory add to the estimate; None if one of them has no upper bound."""
+    bounds = [limit.at_most_bytes for limit in limits if limit.holds_memory]
+    known = [bound for bound in bounds if bound is not None]
+    return sum(known) if len(known) == len(bounds) else None

@@ -14,7 +14,7 @@ from memcalc.ledger.result import DeviceMemory, LargestBatchAndContext, OutsideM
 from memcalc.ledger.verdict import Answer, Interval, Verdict, holding_memory, overcounting
 from memcalc.simulation.simulated_run import unsupported_reason
 from memcalc.spec.hardware.gpus import GpuSpec, find_gpu
-from memcalc.spec.limits import Limit
+from memcalc.spec.limits import Limit, most_unmodelled_bytes
 from memcalc.spec.spec import Spec
 from memcalc.verdict.needs import MemoryNeed, answer_of, can_replay, gets_through, least_bytes, need_of, recorded_need
 
@@ -86,10 +86,11 @@ def verdict_of(need: MemoryNeed, gpu: GpuSpec | None, limit: int, least: int, li
     interval = _interval(need, answer, limit, least)
     unmodelled = holding_memory(limits)
     extra = sum(each.at_least_bytes for each in unmodelled)
-    overcounted = overcounting(limits)
+    overcounted, most = overcounting(limits), most_unmodelled_bytes(limits)
+    bounded = most is not None and need.high_bytes + most <= limit
     if extra + interval.low_bytes > limit:
         answer = "does-not-fit"
-    elif unmodelled and answer == "fits":
+    elif unmodelled and answer == "fits" and not bounded:
         answer = "unknown"
     perhaps = answer == "does-not-fit" and bool(overcounted) and least + extra <= limit
     expected = answer != "does-not-fit" and _is_expected(need, limit, on_gpu=on_gpu)

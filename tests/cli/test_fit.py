@@ -13,7 +13,7 @@ from memcalc.search.layouts import HOLDABLE
 from tests.cli.conftest import Run
 from tests.schemas import validate_result
 
-SMALL = ("gpt2", "--set", "recipe=amp", "--gpu", "t4")
+SMALL = ("gpt2", "--set", "recipe=amp", "--gpu", "rtx-a4000")
 FEW_LAYOUTS = ("--hold", "pipeline_parallel", "--hold", "context_parallel")
 
 
@@ -52,8 +52,8 @@ def test_one_quantity_alone(run: Callable[..., Run]) -> None:
 
     assert code == 0
     assert found["layouts"] is None
-    assert memcalc.estimate("gpt2", "recipe=amp", f"b={largest['value']}", gpu="t4").fits
-    assert not memcalc.estimate("gpt2", "recipe=amp", f"b={largest['next_value']}", gpu="t4").fits
+    assert memcalc.estimate("gpt2", "recipe=amp", f"b={largest['value']}", gpu="rtx-a4000").fits
+    assert not memcalc.estimate("gpt2", "recipe=amp", f"b={largest['next_value']}", gpu="rtx-a4000").fits
 
 
 def test_no_is_an_answer_with_its_own_code(run: Callable[..., Run]) -> None:

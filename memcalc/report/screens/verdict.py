@@ -7,6 +7,7 @@ from memcalc.ledger.verdict import holding_memory
 from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import count, label, listed, plural, rank_text
 from memcalc.spec.inference import InferenceSpec
+from memcalc.spec.limits import most_unmodelled_bytes
 from memcalc.spec.model_families.transformers_fallback import architecture_of
 from memcalc.spec.recompute_plan import words
 from memcalc.spec.spec import Spec
@@ -128,6 +129,8 @@ def verdict(result: Sizing, unit: Unit) -> str:
     needed, _ = needed_bytes(result)
     needs, headroom = format_bytes(needed, unit) + _counted_as(result), decision.limit_bytes - needed
     if decision.answer == "fits":
+        if most := most_unmodelled_bytes(result.limits):  # known upper bounds fit, too
+            needs += f", and at most {format_bytes(most, unit)} for {listed([limit.feature for limit in missing])},"
         return f"FITS: needs {needs} of {usable} ({format_bytes(headroom, unit)} free)."
     if headroom >= 0:  # only with the known lower bounds of unmodelled parts
         return f"DOES NOT FIT: needs at least {least}, but {limit_text(result, unit, clause=True)}.{without}"
