@@ -245,7 +245,7 @@ def test_a_layout_is_written_as_another_programs_file(
     assert "Wrote run.yaml for Accelerate. Add these settings, which it cannot contain:" in screen
     command = shlex.split(screen.partition("it cannot contain:\n")[2].replace("\\\n", " "))
     assert command == shlex.split(found["written"]["command"])
-    assert command[:5] == ["memcalc", "estimate", "run.yaml", "--gpu", "t4"]
+    assert command[:5] == ["memcalc", "estimate", "run.yaml", "--gpu", "rtx-a4000"]
     again = json.loads(run(*command[1:], "--format", "json").out)
     kinds = ("data_parallel", "tensor_parallel", "pipeline_parallel", "zero_stage", "engine")
     spread = {kind: again["spec"]["parallelism"][kind] for kind in kinds}
