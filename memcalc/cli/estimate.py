@@ -188,6 +188,8 @@ def _advice(result: Result, config: str, overrides: Sequence[str], gpu: str | No
     if result.spec.inference is not None:
         return ""
     if result.verdict == "unknown" and result.source == "estimate":
+        from memcalc.spec.hardware.gpus import find_gpu
+        from memcalc.spec.hardware.kernels import missing_kernel
         from memcalc.spec.towers import tower_trains
 
         if result.spec.training.optimizer == "galore":  # `dry-run` answers no cuSOLVER calls
@@ -197,8 +199,13 @@ def _advice(result: Result, config: str, overrides: Sequence[str], gpu: str | No
             return f"To be certain, run some steps on the GPUs: {ends}."
         command = f"memcalc dry-run --gpu {gpu or 'GPU'} -- COMMAND"
         measured = f"To be certain, run your training command without a GPU: `{command}`."
-        frozen = "If the vision tower does not train, add `--set vision_tower=frozen`. "
-        return (frozen if tower_trains(result.spec.model, result.spec.training) else "") + measured
+        training, named = result.spec.training, result.spec.hardware.gpu
+        if tower_trains(result.spec.model, training):
+            return f"If the vision tower does not train, add `--set vision_tower=frozen`. {measured}"
+        if named is not None and missing_kernel(training.dtype, training.attention, find_gpu(named)):
+            in_fp16 = "`--set dtype=fp16 --set attention=memory-efficient`"
+            return f"Name a kernel that this GPU has: `--set attention=eager`, or in fp16 {in_fp16}. {measured}"
+        return measured
     if result.verdict != "does-not-fit" or config == "-":
         return ""
     words = ["memcalc", "fit", config, *(("--gpu", gpu) if gpu else ())]

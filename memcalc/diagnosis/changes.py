@@ -15,7 +15,7 @@ from memcalc.estimation.outside_allocator import communication_library_bytes, ou
 from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Ledger
 from memcalc.ledger.result import Result
-from memcalc.ledger.verdict import RecordedErrors, holding_memory
+from memcalc.ledger.verdict import RecordedErrors, holding_memory, overcounting
 from memcalc.suggestions.candidates import RESULTS, candidates
 from memcalc.suggestions.change_search import ChangeSearch, SuggestedChange
 from memcalc.suggestions.run_overrides import UserRun
@@ -152,8 +152,9 @@ def _changes(run: UserRun, peak: int, unexplained: int, budget: int | None) -> t
         fits = None if budget is None else reserved.fits(budget)
         # Features that are not modelled make the result unknown, unless the message shows the memory beyond the
         # estimate.
-        unknown = not unexplained and holding_memory(limits_of(spec))
-        return reserved.bytes, None if fits and unknown else fits
+        limits = limits_of(spec)
+        unknown = (not unexplained and holding_memory(limits)) if fits else overcounting(limits)
+        return reserved.bytes, None if unknown else fits
 
     finder = ChangeSearch(run, candidates(run.spec), peak, judge)
     singles = finder.singles()

@@ -8,10 +8,11 @@ from typing import Literal, cast
 from typing_extensions import TypedDict
 
 from memcalc.documents.result import AssumptionRow
-from memcalc.documents.shared import SCHEMA_VERSION, Gpu, LimitRow, OutsideAllocated, gpu
+from memcalc.documents.shared import SCHEMA_VERSION, Gpu, LimitRow, OutsideAllocated, gpu, limit_row
 from memcalc.ledger.verdict import Answer
 from memcalc.nullcuda.result import NOT_MODELLED, DryRun, PythonProcess, Usage
 from memcalc.nullcuda.sweep import Sweep
+from memcalc.spec.limits import Limit
 from memcalc.text import masked
 
 Routing = Literal["balanced", "worst-case"]
@@ -183,7 +184,7 @@ def dry_run_document(run: DryRun) -> DryRunDocument:
         "headroom_bytes": run.headroom_bytes,
         "interval": None,  # the allocator's figures are known
         "assumptions": [],  # the command is run unmodified
-        "limits": [{"what": what, "holds_memory": False, "at_least_bytes": 0} for what in NOT_MODELLED],
+        "limits": [limit_row(Limit(what, holds_memory=False)) for what in NOT_MODELLED],
         "not_modelled": list(NOT_MODELLED),
         "notes": [],
         "command": masked(run.command),

@@ -12,7 +12,7 @@ from memcalc.ledger.component import Component
 from memcalc.ledger.result import OutsideMemory
 from memcalc.ledger.verdict import Verdict
 from memcalc.spec.hardware.gpus import GpuSpec
-from memcalc.spec.limits import Limit
+from memcalc.spec.limits import Limit, Overcount
 from memcalc.spec.spec import Spec
 
 SCHEMA_VERSION: Literal[2] = 2
@@ -59,6 +59,9 @@ class LimitRow(TypedDict):
     holds_memory: bool
     """the run uses it and it needs GPU memory, so the figures are lower bounds"""
     at_least_bytes: int
+    overcounts: Overcount
+    """what the figures count and the run may not need: activations (and all else that a step frees again), states (also
+    gradients, master weights and optimizer state), precision (also the bits per weight beyond 4), or all"""
 
 
 def gpu(gpu: GpuSpec) -> Gpu:
@@ -93,7 +96,12 @@ def interval(verdict: Verdict | None) -> IntervalBytes | None:
 
 def limit_row(limit: Limit) -> LimitRow:
     """Return a feature that is not modelled."""
-    return {"what": limit.feature, "holds_memory": limit.holds_memory, "at_least_bytes": limit.at_least_bytes}
+    return {
+        "what": limit.feature,
+        "holds_memory": limit.holds_memory,
+        "at_least_bytes": limit.at_least_bytes,
+        "overcounts": limit.overcounts,
+    }
 
 
 def by_name(components: Mapping[Component, int]) -> dict[str, int]:

@@ -15,8 +15,8 @@ from memcalc.layout.sequence_sharding import has_ring_attention
 from memcalc.layout.weight_layout import split_by_dtensor
 from memcalc.spec.defaults import takes_math_kernel
 from memcalc.spec.dtensor_plan import unsplittable
-from memcalc.spec.hardware.gpus import find_gpu
-from memcalc.spec.hardware.kernels import gpu_omissions
+from memcalc.spec.hardware.gpus import GpuSpec, find_gpu
+from memcalc.spec.hardware.kernels import gpu_omissions, missing_kernel
 from memcalc.spec.layers import fills_windows
 from memcalc.spec.limits import Limit
 from memcalc.spec.model import ModelSpec
@@ -66,7 +66,7 @@ def spec_limits(spec: Spec) -> tuple[Limit, ...]:
     gpu = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
     found = _generation(spec) if spec.inference is not None else _training(spec)
     own = (Limit(what, holds_memory) for what, holds_memory in found)
-    return (*(Limit(what, holds_memory=False) for what in gpu_omissions(gpu)), *own)
+    return (*(Limit(what, holds_memory=False) for what in gpu_omissions(gpu)), *_attention(spec, gpu), *own)
 
 
 def resolved(spec: Spec, limit: Limit) -> Limit:
@@ -119,6 +119,32 @@ def _copy_bytes(spec: Spec, width: int) -> int:
     wide = training.recipe in ("fp32", "amp") and parallelism.engine != "deepspeed"  # DeepSpeed casts it
     size = width if wide else min(width, 2)
     return size * count_parameters(spec.model) // (parallelism.shards if sharded else 1)
+
+
+def _attention(spec: Spec, gpu: GpuSpec | None) -> Iterator[Limit]:
+    """Yield the kernel that PyTorch takes on a GPU without the counted one: at most its math kernel."""
+    run = spec.training if spec.inference is None else spec.inference
+    if missing := missing_kernel(run.dtype, run.attention, gpu):
+        most = None if spec.inference is not None else _most_of_math_kernel(spec)
+        yield Limit(f"attention on a GPU without {missing}", holds_memory=True, at_most_bytes=most)
+
+
+def _most_of_math_kernel(spec: Spec) -> int | None:
+    """Return the most bytes that PyTorch's math kernel needs beyond a fused one; None if not known.
+
+    It upcasts queries, keys and values to fp32, and saves these copies and the probabilities, also in 16 bits after
+    dropout, with its mask. Of one layer, scores, probabilities and their gradients are live at once in fp32 (torch 2.13
+    aten/src/ATen/native/transformers/attention.cpp, _scaled_dot_product_attention_math). On a null device of compute
+    capability 7.5, 8 sequences of 1,024 tokens and 9 heads of 64 save 359 MiB; 12 bytes per score are 864 MiB.
+    """
+    training, model, parallelism = spec.training, spec.model, spec.parallelism
+    split, several = parallelism.ranks > parallelism.data_parallel, training.pairs or training.completion_length
+    if split or several or training.evaluation_batch_size is not None or training.teacher or model.mla is not None:
+        return None
+    tokens = training.micro_batch_size * training.sequence_length
+    scores = 12 * model.num_attention_heads * tokens * training.sequence_length
+    copies = 4 * 4 * model.num_attention_heads * model.head_dim * tokens
+    return (model.num_layers + 2) * (scores + copies)
 
 
 def _training(spec: Spec) -> Iterator[tuple[str, bool]]:

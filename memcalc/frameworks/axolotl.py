@@ -123,4 +123,9 @@ def place_fused_adapters(draft: Draft) -> None:
     if placed_config(draft).get("model_type") in FUSED_FAMILIES and not draft.given("parallelism.zero_stage"):
         draft.default("training.lora.fused", asked)
     else:
-        draft.limit("fused kernels of adapters", "counted as PEFT's modules, which save more", holds_memory=False)
+        draft.limit(
+            "fused kernels of adapters",
+            "counted as PEFT's modules, which save more",
+            holds_memory=False,
+            overcounts="activations",
+        )

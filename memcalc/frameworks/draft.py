@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from memcalc.frameworks.releases import RELEASES
-from memcalc.spec.limits import Limit
+from memcalc.spec.limits import Limit, Overcount
 from memcalc.spec.optimizers import ALIASES
 from memcalc.spec.programs import number
 
@@ -74,6 +74,7 @@ class Draft:
         bytes_per_parameter: int = 0,
         sequences: int = 0,
         state_bytes_per_parameter: int = 0,
+        overcounts: Overcount = "nothing",
     ) -> None:
         """Record a feature of the file that is not modelled, and add a note.
 
@@ -84,6 +85,7 @@ class Draft:
             bytes_per_parameter: see `Limit`.
             sequences: see `Limit`.
             state_bytes_per_parameter: see `Limit`.
+            overcounts: see `Limit`.
         """
         self.limits.append(
             Limit(
@@ -92,6 +94,7 @@ class Draft:
                 bytes_per_parameter=bytes_per_parameter,
                 sequences=sequences,
                 state_bytes_per_parameter=state_bytes_per_parameter,
+                overcounts=overcounts,
             )
         )
         self.notes.append(f"not modelled: {what}: {why}" if why else f"not modelled: {what}")

@@ -131,7 +131,12 @@ def _place_liger(draft: Draft) -> None:
     if len(modules) == len(LIGERS) - 1:
         draft.default("training.kernels", "liger")
     elif modules:
-        draft.limit(f"{' and '.join(sorted(modules))} of Liger's kernels only", "they save less", holds_memory=False)
+        draft.limit(
+            f"{' and '.join(sorted(modules))} of Liger's kernels only",
+            "they save less",
+            holds_memory=False,
+            overcounts="activations",
+        )
 
 
 def note_evaluation(draft: Draft, *, asked: bool, batch: str, silent: int = 1) -> None:

@@ -105,7 +105,12 @@ def _place_dpo(draft: Draft) -> None:
     elif draft.has("trl", "1.14") and "sft" not in _named_losses(fields):
         draft.default("training.loss", "selective")
     else:
-        draft.limit("log-probabilities of pairs", "the loss of SFT over all logits is counted", holds_memory=False)
+        draft.limit(
+            "log-probabilities of pairs",
+            "the loss of SFT over all logits is counted",
+            holds_memory=False,
+            overcounts="activations",
+        )
     draft.default("training.pairs", True)
     own = _asks(fields, ("ref_model_", "model_init_kwargs"))
     beforehand = is_on(fields.get("precompute_ref_log_probs"))
@@ -125,7 +130,10 @@ def _place_grpo(draft: Draft) -> None:
         draft.default("training.loss", "tiled")
     else:
         draft.limit(
-            "log-probabilities of completions", "the loss of SFT over all logits is counted", holds_memory=False
+            "log-probabilities of completions",
+            "the loss of SFT over all logits is counted",
+            holds_memory=False,
+            overcounts="activations",
         )
     rewards = fields.get("reward_funcs")
     if any("/" in str(name) for name in (rewards if isinstance(rewards, list) else [rewards])):

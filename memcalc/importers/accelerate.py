@@ -56,7 +56,7 @@ FIELDS: dict[str, Meaning] = {
     },
     "parallelism_config.parallelism_config_cp_comm_strategy": fact("rotation", "parallelism.context_parallel_method"),
     "parallelism_config.parallelism_config_*": nothing("changes the implementation, not what is saved"),
-    "parallelism_config*": lacking("parallelism other than data parallelism"),
+    "parallelism_config*": lacking("parallelism other than data parallelism", overcounts="all"),
     "megatron_lm_config*": lacking("Megatron-LM under Accelerate", "pass the arguments of Megatron-LM instead"),
     "dynamo_config.dynamo_backend": COMPILE,
     "dynamo_config.dynamo_mode": COMPILE_MODE,

@@ -48,7 +48,12 @@ _OTHER_LOSS = ("orpo_*", "simpo_*", "cpo_*", "kto_*", "dpo_*", "rpo_*")
 def _checkpoint(draft: Draft, value: Any) -> None:
     draft.translate("training.recompute", value, _CHECKPOINTS)
     if value in ("offload", "offload_disk", "unsloth"):
-        draft.limit(f"gradient_checkpointing: {value}", "its checkpoints leave the device", holds_memory=False)
+        draft.limit(
+            f"gradient_checkpointing: {value}",
+            "its checkpoints leave the device",
+            holds_memory=False,
+            overcounts="activations",
+        )
 
 
 # axolotl 0.18, src/axolotl/utils/schemas/config.py and its neighbors.
@@ -79,13 +84,13 @@ FIELDS: dict[str, Meaning] = {
     "dp_shard_size": to("parallelism.data_parallel"),
     "dp_replicate_size": fact("replicas", "parallelism.data_parallel_replicate"),
     "fsdp_version": part("parallelism.fsdp"),
-    "load_in_8bit": overcounted("an 8-bit base"),
+    "load_in_8bit": overcounted("precision", "an 8-bit base"),
     "liger_fused_linear_cross_entropy": fact("liger_fused_linear_cross_entropy", "training.loss"),
     **{name: fact(name, "training.kernels") for name in ("liger_rms_norm", "liger_rope", "liger_glu_activation")},
-    "liger_*": overcounted("other Liger kernels"),
+    "liger_*": overcounted("activations", "other Liger kernels"),
     "cut_cross_entropy": fact("cut_cross_entropy", "training.loss"),
     "max_grad_norm": fact("clipping", "training.gradient_clipping"),
-    "chunked_cross_entropy": overcounted("a chunked loss"),
+    "chunked_cross_entropy": overcounted("activations", "a chunked loss"),
     **{name: part("training.lora.fused") for name in ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")},
     "activation_offloading": ACTIVATIONS,
     "torch_compile": COMPILE,
@@ -93,51 +98,51 @@ FIELDS: dict[str, Meaning] = {
     "fp8": float8.FLAG,
     "fp8_enable_fsdp_float8_all_gather": float8.GATHER,
     **lacking("quantization-aware training").at("qat* quantization"),
-    **overcounted("frozen layers").at("unfrozen_parameters freeze_*"),
+    **overcounted("states", "frozen layers").at("unfrozen_parameters freeze_*"),
     "use_kernels": lacking("kernels from the hub"),
-    **overcounted("expert kernels").at("use_scattermoe use_sonicmoe"),
+    **overcounted("activations", "expert kernels").at("use_scattermoe use_sonicmoe"),
     "experts_implementation": lacking("expert kernels", known=("grouped_mm", "scattermoe", "sonicmoe")),
-    **overcounted("quantized experts").at("quantize_moe_experts dsv4_*"),
+    **overcounted("precision", "quantized experts").at("quantize_moe_experts dsv4_*"),
     "lora_target_parameters": lacking("adapters on stacked experts"),
-    "gptq": overcounted("a GPTQ base"),
-    "expert_parallel_size": lacking("expert parallelism"),
+    "gptq": overcounted("precision", "a GPTQ base"),
+    "expert_parallel_size": lacking("expert parallelism", overcounts="all"),
     "trl*": noted("the loss of preference training or reinforcement learning"),
     "ebft*": lacking("the loss of EBFT"),
-    **overcounted("fused kernels around attention").at("flash_attn_* fused_attn_kernel"),
-    "tiled_mlp": overcounted("a tiled MLP"),
+    **overcounted("activations", "fused kernels around attention").at("flash_attn_* fused_attn_kernel"),
+    "tiled_mlp": overcounted("activations", "a tiled MLP"),
     "gemma4_hybrid_attn_impl": lacking("two attention kernels"),
-    "model_quantization_config*": overcounted("a quantized base"),
-    "bnb_config_kwargs*": overcounted("other quantization"),
+    "model_quantization_config*": overcounted("precision", "a quantized base"),
+    "bnb_config_kwargs*": overcounted("precision", "other quantization"),
     "llama4_linearized_experts": lacking("expert kernels"),
     **lacking("changes of the model's own config.json").at("model_config* overrides_of_model_*"),
     "reward_model": lacking("pairs of sequences", "a reward model has twice the micro-batch"),
     "vllm*": lacking("generation between steps"),
     "diffusion*": lacking("the loss of diffusion models"),
-    "use_onebitllms": lacking("1-bit weights"),
+    "use_onebitllms": lacking("1-bit weights", overcounts="all"),
     "sage_attention": lacking("8-bit attention"),
     "large_head_attention": lacking("attention kernels"),
     "sdpa_varlen": part("training.repeat_kv"),
-    "flash_optimum": overcounted("BetterTransformer kernels"),
-    "s2_attention": lacking("shifted sparse attention"),
+    "flash_optimum": overcounted("activations", "BetterTransformer kernels"),
+    "s2_attention": lacking("shifted sparse attention", overcounts="activations"),
     "scaling_softmax*": lacking("attention with a scaled softmax"),
-    "selective_checkpointing": lacking("per-operator checkpointing"),
+    "selective_checkpointing": lacking("per-operator checkpointing", overcounts="activations"),
     "recompute_layer_types": lacking("checkpointing of some layer types"),
-    "layer_offloading": overcounted("layers offloaded to the CPU"),
-    "offload": overcounted("tensors offloaded to the CPU"),
+    "layer_offloading": overcounted("all", "layers offloaded to the CPU"),
+    "offload": overcounted("all", "tensors offloaded to the CPU"),
     **nothing("saving").at("dynamic_checkpoint* saves_per_epoch"),
     "fp32_norms": lacking("norms in fp32"),
     "fp32_norm_classes": nothing("part of fp32_norms"),
     "embeddings_skip_upcast": part("training.lora.fp32_on_load"),
     "deepcompile": lacking("DeepSpeed's compiler"),
-    "lora_embedding_kernel": overcounted("fused kernels of adapters"),
+    "lora_embedding_kernel": overcounted("activations", "fused kernels of adapters"),
     "lora_rank_pattern": lacking("adapters with different ranks"),
-    "peft_layers_*": overcounted("adapters in some layers"),
+    "peft_layers_*": overcounted("states", "adapters in some layers"),
     "peft_layer_replication": lacking("duplicated layers"),
     "peft_trainable_token_indices": lacking("trained rows of the embedding"),
-    "peft_autocast_adapter_dtype": overcounted("a separate precision of adapters"),
-    "relora*": lacking("ReLoRA"),
-    "lisa_*": overcounted("LISA, which trains some layers at a time"),
-    "qgalore_*": lacking("Q-GaLore"),
+    "peft_autocast_adapter_dtype": overcounted("states", "a separate precision of adapters"),
+    "relora*": lacking("ReLoRA", overcounts="states"),
+    "lisa_*": overcounted("states", "LISA, which trains some layers at a time"),
+    "qgalore_*": lacking("Q-GaLore", overcounts="all"),
     "dion_*": lacking("Dion"),
     **nothing().at(
         "embedding_lr* hf_use_auth_token accelerator_config* eta_min loss_watchdog_* lora_fan_in_fan_out num_epochs",
@@ -147,8 +152,8 @@ FIELDS: dict[str, Meaning] = {
     "max_packed_sequence_len": nothing("sequence_len is counted"),
     "center_rewards_coefficient": nothing("part of a reward model"),
     "gc_steps": fact("emptied_caches", "training.empty_cache_steps"),
-    "gc_collect_steps": overcounted("cached blocks freed before some steps"),
-    "precompute_ref_log_probs": overcounted("precomputed log-probabilities of the reference model"),
+    "gc_collect_steps": overcounted("activations", "cached blocks freed before some steps"),
+    "precompute_ref_log_probs": overcounted("all", "precomputed log-probabilities of the reference model"),
     **{name: noted("a custom loss") for name in _OTHER_LOSS},
     **dict.fromkeys(("process_reward_model", "use_eaft", "eaft_*"), lacking("a custom loss")),
     "feature_layers": nothing("part of a custom loss"),
@@ -286,7 +291,9 @@ def _place_pairs(draft: Draft) -> None:
         draft.limit("other losses of pairs", "the loss of DPO is counted", holds_memory=True)
     for name in ("dpo_use_liger_kernel", "dpo_padding_free"):
         if is_on(fields.get(name)):
-            draft.limit(f"{name}: true", "all logits of padded pairs are counted", holds_memory=False)
+            draft.limit(
+                f"{name}: true", "all logits of padded pairs are counted", holds_memory=False, overcounts="activations"
+            )
     full = draft.values.get("training.finetune", "full") == "full"
     if full and not is_on(fields.get("precompute_ref_log_probs")):
         draft.default("training.reference_model", True)

@@ -24,8 +24,8 @@ _ROTARY = "positions are computed, not stored"
 # PretrainedConfig of transformers 5.23, and keys that the families' own classes share.
 FIELDS = {
     **nothing("model_type sets it").at("architectures auto_map"),
-    "quantization_config": overcounted("quantized weights", "weights in the run's dtype are counted"),
-    "compression_config": overcounted("quantized weights", "weights in the run's dtype are counted"),
+    "quantization_config": overcounted("precision", "quantized weights", "weights in the run's dtype are counted"),
+    "compression_config": overcounted("precision", "quantized weights", "weights in the run's dtype are counted"),
     "num_labels": nothing("a small classification head"),
     "norm_topk_prob": nothing("weighting of expert outputs"),
     **nothing().at(

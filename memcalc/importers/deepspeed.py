@@ -97,7 +97,10 @@ FIELDS: dict[str, Meaning] = {
             ("prefetch_bucket_size", part("parallelism.zero_optimization.prefetch_bucket_size")),
             ("max_live_parameters", lacking("gathered weights that are kept", _DEFAULT, beyond=1_000_000_000)),
             ("param_persistence_threshold", part("parallelism.zero_optimization.param_persistence_threshold")),
-            ("model_persistence_threshold", overcounted("small weights that stay unsharded", "without an upper bound")),
+            (
+                "model_persistence_threshold",
+                overcounted("all", "small weights that stay unsharded", "without an upper bound"),
+            ),
         )
     },
     "zero_optimization.mics*": lacking("shards within a group of ranks"),
@@ -105,12 +108,12 @@ FIELDS: dict[str, Meaning] = {
     "zero_optimization.zero_quantized*": lacking("quantized communication"),
     **{f"zero_optimization.{name}": nothing("changes the implementation, not what is saved") for name in _HOW},
     "activation_checkpointing.partition_activations": overcounted(
-        "checkpoints that are split over tensor-parallel ranks"
+        "activations", "checkpoints that are split over tensor-parallel ranks"
     ),
-    "activation_checkpointing.cpu_checkpointing": overcounted("checkpoints offloaded to the CPU"),
+    "activation_checkpointing.cpu_checkpointing": overcounted("activations", "checkpoints offloaded to the CPU"),
     "activation_checkpointing*": nothing("the program sets what it checkpoints"),
     **{
-        f"{precision}.{name}": overcounted("16-bit master weights, gradients or states")
+        f"{precision}.{name}": overcounted("states", "16-bit master weights, gradients or states")
         for precision in ("bf16", "bfloat16", "fp16")
         for name in (
             f"{precision}_master_weights_and_grads",
@@ -125,7 +128,7 @@ FIELDS: dict[str, Meaning] = {
     ),
     "bf16*": nothing("changes the implementation only"),
     "fp16*": nothing("loss scaling"),
-    "amp*": lacking("NVIDIA's Apex"),
+    "amp*": lacking("NVIDIA's Apex", overcounts="states"),
     **nothing().at(
         "optimizer* scheduler* zero_allow_untested_optimizer zero_force_ds_cpu_optimizer prescale_gradients",
         "elasticity* train_steps _comment",
@@ -140,7 +143,7 @@ FIELDS: dict[str, Meaning] = {
     "data_efficiency*": nothing("data"),
     "compile.deepcompile": lacking("DeepSpeed's compiler"),
     "compile*": nothing("what engine.compile() does, if the program calls it"),
-    "tensor_parallel*": lacking("DeepSpeed's tensor parallelism"),
+    "tensor_parallel*": lacking("DeepSpeed's tensor parallelism", overcounts="all"),
     "autotuning*": nothing("a search, not a run"),
 }
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from memcalc.frameworks.draft import Draft
-from memcalc.spec.limits import Limit
+from memcalc.spec.limits import Limit, Overcount
 
 Kind = Literal["mapped", "no effect", "not modelled"]
 
@@ -64,7 +64,14 @@ def nothing(why: str = "no effect on the memory of a step") -> Meaning:
     return Meaning("no effect", why)
 
 
-def lacking(what: str, why: str = "", *, beyond: float | None = None, known: tuple[object, ...] = ()) -> Meaning:
+def lacking(
+    what: str,
+    why: str = "",
+    *,
+    beyond: float | None = None,
+    known: tuple[object, ...] = (),
+    overcounts: Overcount = "nothing",
+) -> Meaning:
     """Return the meaning of a field that needs uncounted memory: the estimate can be too low.
 
     "no", 0 and false disable it.
@@ -74,22 +81,26 @@ def lacking(what: str, why: str = "", *, beyond: float | None = None, known: tup
         why: what is counted in its place.
         beyond: the number that is counted; a smaller one, or none, needs no more memory.
         known: values that need no more memory than is counted.
+        overcounts: what is counted that the run may not need; see `Limit`.
     """
 
     def limit(value: Any) -> Limit:
-        return Limit(what, value not in known and (beyond is None or _exceeds(value, beyond)))
+        holds_memory = value not in known and (beyond is None or _exceeds(value, beyond))
+        return Limit(what, holds_memory, overcounts=overcounts if holds_memory else "nothing")
 
     return Meaning("not modelled", f"{what}: {why}" if why else what, limit=limit)
 
 
-def overcounted(what: str, why: str = "") -> Meaning:
+def overcounted(overcounts: Overcount, what: str, why: str = "") -> Meaning:
     """Return the meaning of a field that can only reduce memory: the estimate can be too high.
 
     Args:
+        overcounts: what is counted that the run may not need; see `Limit`.
         what: a short noun phrase.
         why: what is counted in its place.
     """
-    return Meaning("not modelled", f"{what}: {why}" if why else what, limit=lambda _value: Limit(what, False))
+    limit = Limit(what, holds_memory=False, overcounts=overcounts)
+    return Meaning("not modelled", f"{what}: {why}" if why else what, limit=lambda _value: limit)
 
 
 def _compile(draft: Draft, value: Any) -> None:

@@ -97,7 +97,7 @@ TRAINER: dict[str, Meaning] = {
         "neftune_noise_alpha learning_rate lr_scheduler* warmup* weight_decay adam_* num_train_epochs max_steps",
         "seed trust_remote_code ddp_timeout average_tokens_across_devices optim_args",
     ),
-    "auto_find_batch_size": overcounted("a batch size found by trial"),
+    "auto_find_batch_size": overcounted("activations", "a batch size found by trial"),
     **nothing("evaluation is not part of a step").at(
         "per_device_eval_batch_size eval* do_* bf16_full_eval fp16_full_eval batch_eval_metrics",
         "prediction_loss_only greater_is_better metric_for_best_model load_best_model_at_end",
@@ -112,9 +112,9 @@ TRAINER: dict[str, Meaning] = {
     "group_by_length": nothing("sequences are counted as full"),
     "resume_from_checkpoint": nothing("loading is not estimated"),
     "activation_checkpointing_kwargs": nothing("changes the implementation, not what is saved"),
-    "optim_target_modules": lacking("GaLore and its variants"),
+    "optim_target_modules": lacking("GaLore and its variants", overcounts="states"),
     "label_smoothing_factor": lacking("a second copy of the log-probabilities"),
-    "parallelism_config*": lacking("parallelism other than data parallelism"),
+    "parallelism_config*": lacking("parallelism other than data parallelism", overcounts="all"),
     "torch_empty_cache_steps": to("training.empty_cache_steps"),
     **nothing("no effect on the memory of a step").at(
         "accelerator_config* debug disable_tqdm full_determinism ignore_data_skip label_names local_rank project",
@@ -123,7 +123,7 @@ TRAINER: dict[str, Meaning] = {
         "ddp_static_graph",
     ),
     "ddp_find_unused_parameters": part("parallelism.find_unused_parameters"),
-    "ddp_bucket_cap_mb": overcounted("separate bucket sizes", "the default is counted"),
+    "ddp_bucket_cap_mb": overcounted("activations", "separate bucket sizes", "the default is counted"),
     "torch_compile_*": nothing("part of torch_compile"),
 }
 

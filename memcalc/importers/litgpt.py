@@ -33,7 +33,7 @@ FIELDS: dict[str, Meaning] = {
     "lora_projection": fact("o_proj", "training.lora.target_modules"),
     "lora_mlp": fact("mlp", "training.lora.target_modules"),
     "lora_head": fact("head", "training.lora.target_modules"),
-    **lacking("GaLore").at("galore.use_galore galore.galore_8bit"),
+    **lacking("GaLore", overcounts="states").at("galore.use_galore galore.galore_8bit"),
     "galore*": nothing("part of GaLore"),
     "optimizer": fact("optimizer", "training.optimizer"),
     "optimizer.class_path": part("training.optimizer"),
@@ -153,7 +153,9 @@ def _adapters(draft: Draft) -> None:
     else:
         draft.values["training.finetune"] = "lora"
         if kind:
-            draft.limit(f"a base in {kind}", "a base in the run's dtype is counted", holds_memory=False)
+            draft.limit(
+                f"a base in {kind}", "a base in the run's dtype is counted", holds_memory=False, overcounts="precision"
+            )
     if kind and draft.values["training.optimizer"] == "adamw":  # utils.py: replaced by bitsandbytes' PagedAdamW
         draft.values["training.optimizer_options.paged"] = True
 

@@ -37,28 +37,30 @@ FIELDS: dict[str, Meaning] = {
     "upcast_layernorm": lacking("norms in fp32"),
     "upcast_lmhead_output": lacking("a second fp32 copy of the logits"),
     "enable_liger_kernel": fact("liger", "training.kernels"),
-    "use_kt": overcounted("experts offloaded to the CPU by KTransformers"),
+    "use_kt": overcounted("all", "experts offloaded to the CPU by KTransformers"),
     "kt_*": nothing("part of KTransformers"),
     "fp8": float8.FLAG,
     "fp8_backend": fact("fp8_backend", "training.fp8"),
     "fp8_enable_fsdp_float8_all_gather": nothing("only logged"),
     "fp8_*": nothing("part of fp8"),
-    "use_adam_mini": overcounted("Adam-mini"),
+    "use_adam_mini": overcounted("states", "Adam-mini"),
     "use_muon": fact("muon", "training.optimizer"),
-    "use_v1_kernels": overcounted("fused kernels", "they exist for NPUs only"),  # v1/plugins/.../interface.py
-    **lacking("Megatron under LLaMA-Factory").at(
+    "use_v1_kernels": overcounted(
+        "activations", "fused kernels", "they exist for NPUs only"
+    ),  # v1/plugins/.../interface.py
+    **lacking("Megatron under LLaMA-Factory", overcounts="all").at(
         "tensor_model_parallel_size pipeline_model_parallel_size expert_model_parallel_size sequence_parallel",
         "context_parallel_size use_distributed_optimizer recompute_granularity bias_activation_fusion",
         "apply_rope_fusion overlap_* moe_* use_packed_sequences mixed_precision use_mca use_megatron_bridge",
     ),
-    "use_unsloth": overcounted("Unsloth's kernels"),
-    "use_galore": lacking("GaLore"),
-    "use_apollo": lacking("APOLLO"),
-    "use_badam": overcounted("BAdam"),
+    "use_unsloth": overcounted("activations", "Unsloth's kernels"),
+    "use_galore": lacking("GaLore", overcounts="states"),
+    "use_apollo": lacking("APOLLO", overcounts="states"),
+    "use_badam": overcounted("states", "BAdam"),
     "use_dora": lacking("DoRA"),
     **lacking("a custom loss").at("use_asft_loss use_dft_loss use_eaft_loss"),
     **nothing("part of a custom loss").at("asft_* eaft_alpha"),
-    "mixture_of_depths": lacking("mixture of depths"),
+    "mixture_of_depths": lacking("mixture of depths", overcounts="activations"),
     "galore_*": nothing("part of GaLore"),
     "apollo_*": nothing("part of APOLLO"),
     "badam_*": nothing("part of BAdam"),
@@ -66,9 +68,9 @@ FIELDS: dict[str, Meaning] = {
     **nothing("initialization of adapters").at("pissa_* create_new_adapter"),
     **nothing("part of OFT").at("oft_* module_dropout"),
     "additional_target": fact("additional", "training.lora.modules_to_save"),
-    "use_llama_pro": overcounted("LLaMA Pro, which trains only its added layers"),
+    "use_llama_pro": overcounted("states", "LLaMA Pro, which trains only its added layers"),
     "megatron_*": nothing("part of Megatron under LLaMA-Factory"),
-    "use_hyper_parallel": lacking("HyperParallel under LLaMA-Factory"),
+    "use_hyper_parallel": lacking("HyperParallel under LLaMA-Factory", overcounts="all"),
     "hyper_parallel_*": nothing("part of HyperParallel"),
     "ref_model*": lacking("a second model"),
     "reward_model*": lacking("a reward model"),
@@ -76,7 +78,7 @@ FIELDS: dict[str, Meaning] = {
     **nothing("part of preference training").at("dpo_* kto_* simpo_* pref_*"),
     "block_diag_attn": nothing("sequences are counted as full"),
     **part("training.variable_lengths").at("packing neat_packing"),
-    "use_unsloth_gc": overcounted("Unsloth's checkpoints, which are offloaded to the CPU"),
+    "use_unsloth_gc": overcounted("activations", "Unsloth's checkpoints, which are offloaded to the CPU"),
     "use_reentrant_gc": nothing("changes the implementation, not what is saved"),
     **nothing("some rows of the embedding").at("resize_vocab add_* new_special_tokens_config init_special_tokens"),
     "use_rslora": nothing("scaling of adapters"),
@@ -96,7 +98,7 @@ FIELDS: dict[str, Meaning] = {
         "quantization_device_map device_map",
     ),
     "predict_with_generate": nothing("part of evaluation"),
-    "freeze_*": overcounted("frozen layers"),
+    "freeze_*": overcounted("states", "frozen layers"),
     "plot_loss": nothing("logging"),
     "val_size": nothing("evaluation is not part of a step"),
     "adapter_name_or_path": nothing("loading is not estimated"),
@@ -110,7 +112,7 @@ def _finish(draft: Draft) -> None:
         draft.values["training.finetune"] = "qlora"
     elif facts.get("bits"):
         what = f"a base in {facts['bits']} bits"
-        draft.limit(what, "a base in the run's dtype is counted", holds_memory=False)
+        draft.limit(what, "a base in the run's dtype is counted", holds_memory=False, overcounts="precision")
     else:
         for path in [path for path in draft.values if path.startswith("training.qlora.")]:
             del draft.values[path]

@@ -7,7 +7,9 @@ from memcalc.importers.file_format import overcounted
 from memcalc.spec.rule_sets.offload import DEEPSPEED_ON_THE_CPU, TORCH_ON_THE_CPU
 
 # Hooks of torchtune and TRL also keep some saved tensors on the device: similar to save_on_cpu, but not identical.
-ACTIVATIONS = overcounted("activations offloaded to the CPU", "--set offload_activations=pinned is the closest setting")
+ACTIVATIONS = overcounted(
+    "activations", "activations offloaded to the CPU", "--set offload_activations=pinned is the closest setting"
+)
 
 WORDS = {"optimizer": "optimizer", "param": "parameters"}  # DeepSpeed's and memcalc's name
 
@@ -20,7 +22,7 @@ def place_optimizer(draft: Draft, device: object, parameters: object = None) -> 
         stages = (2, 3) if name == "optimizer" else (3,)
         if stage not in stages or ("optimizer" in where and not _has_kernels(draft, DEEPSPEED_ON_THE_CPU)):
             what = f"offload_{name} of such a run"
-            draft.limit(what, "it is counted in device memory", holds_memory=False)
+            draft.limit(what, "it is counted in device memory", holds_memory=False, overcounts="all")
             continue
         placed.append(name)
         if place == "nvme":
@@ -35,7 +37,9 @@ def place_shards(draft: Draft) -> None:
     whole = draft.values.get("training.finetune", "full") == "full"
     several = draft.values.get("parallelism.data_parallel") != 1
     if engine != "fsdp2" or not whole or not several or not _has_kernels(draft, TORCH_ON_THE_CPU):
-        draft.limit("offload of such a run's shards", "they are counted in device memory", holds_memory=False)
+        draft.limit(
+            "offload of such a run's shards", "they are counted in device memory", holds_memory=False, overcounts="all"
+        )
         return
     draft.default("parallelism.offload", "all")
 

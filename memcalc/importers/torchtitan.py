@@ -43,7 +43,7 @@ FIELDS: dict[str, Meaning] = {
     "optimizer.implementation": to(
         "training.optimizer_implementation", {"fused": "fused", "foreach": "foreach", "for-loop": "for-loop"}
     ),
-    "optimizer.early_step_in_backward": overcounted("an optimizer step within backward"),
+    "optimizer.early_step_in_backward": overcounted("states", "an optimizer step within backward"),
     **nothing().at(
         "optimizer.lr optimizer.beta1 optimizer.beta2 optimizer.eps optimizer.weight_decay job* lr_scheduler* comm*",
         "experimental* fault_tolerance* debug*",
@@ -282,7 +282,7 @@ def _recompute(draft: Draft, *, by_operator: bool) -> None:
         draft.default("training.recompute", "selective")
     elif mode == "selective":
         why = "counted without recomputation, so the peak is an upper bound"
-        draft.limit("selective per-operator checkpointing", why, holds_memory=False)
+        draft.limit("selective per-operator checkpointing", why, holds_memory=False, overcounts="activations")
 
 
 def _recognized(data: Mapping[str, Any]) -> bool:

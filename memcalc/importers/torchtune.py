@@ -49,7 +49,7 @@ FIELDS: dict[str, Meaning] = {
     "enable_activation_offloading": ACTIVATIONS,
     **fact("offload", "parallelism.offload").at("fsdp_cpu_offload fsdp.cpu_offload"),
     "compile": COMPILE,
-    **overcounted("checkpointing of some layers", "--set recompute= sets it").at("ac_mode ac_option"),
+    **overcounted("activations", "checkpointing of some layers", "--set recompute= sets it").at("ac_mode ac_option"),
     **lacking("quantization-aware training").at("quantizer* fake_quant*"),
     "teacher_model._component_": fact("teacher", "training.teacher"),
     "teacher_model*": lacking("arguments of a teacher"),
@@ -64,7 +64,9 @@ FIELDS: dict[str, Meaning] = {
     "reward_and_value*": lacking("the reward model and the value model"),
     **fact("reference", "training.reference_model").at("ref_checkpointer* ref_policy_checkpointer*"),
     "ppo_batch_size": fact("ppo_batch", "training.micro_batch_size"),
-    **overcounted("frozen layers").at("model.decoder_trainable model.encoder_trainable model.fusion_trainable"),
+    **overcounted("states", "frozen layers").at(
+        "model.decoder_trainable model.encoder_trainable model.fusion_trainable"
+    ),
     "model.image_size": lacking("a vision encoder"),
     **nothing("sharding units; the default is counted").at("custom_sharded_layers memory_efficient_fsdp_wrap"),
     "tensor_parallel_plan*": nothing("changes the implementation only"),
@@ -78,7 +80,7 @@ FIELDS: dict[str, Meaning] = {
     "clip_grad_norm": to("training.gradient_clipping"),
     **nothing("logging").at("metric_logger* log_* profiler*"),
     "early_exit_loss*": lacking("early-exit losses"),
-    "layer_dropout*": overcounted("layer dropout"),
+    "layer_dropout*": overcounted("activations", "layer dropout"),
     **lacking("reinforcement learning").at("grpo_samples reward_functions"),
     **nothing("part of reinforcement learning").at(
         "forward_batch_size max_generated_tokens ppo_epochs num_steps temperature",
@@ -130,7 +132,12 @@ def _finish(draft: Draft) -> None:
     # recipes/full_finetune_distributed.py: the updates of sharded parameters are not modelled
     if draft.values.get("training.optimizer_in_backward") and draft.given("parallelism.zero_stage"):
         del draft.values["training.optimizer_in_backward"]
-        draft.limit("an optimizer that steps within backward", "all gradients are counted", holds_memory=False)
+        draft.limit(
+            "an optimizer that steps within backward",
+            "all gradients are counted",
+            holds_memory=False,
+            overcounts="states",
+        )
     if FIELD not in draft.overridden:  # torchtune/__init__.py since June 2025, after the last release, 0.6.1
         draft.notes.append(
             "torchtune 0.6.1 leaves the allocator's settings alone, and its main branch has expandable segments: "

@@ -14,7 +14,7 @@ FIELDS: dict[str, Meaning] = {
     "max_length": to("training.sequence_length"),
     "use_peft": fact("peft", "training.finetune"),
     "load_in_4bit": fact("four_bits", "training.finetune"),
-    "load_in_8bit": overcounted("an 8-bit base"),
+    "load_in_8bit": overcounted("precision", "an 8-bit base"),
     "bnb_4bit_quant_type": to("training.qlora.quantization", {"nf4": "nf4", "fp4": "fp4"}),
     "use_bnb_nested_quant": to("training.qlora.double_quantization"),
     "bnb_4bit_quant_storage": to(

@@ -29,7 +29,7 @@ def write_rows(
     together: dict[tuple[object, ...], tuple[RowDraft, int]] = {}
     rounding = dict(tails)
     for item in items:
-        if not item.count or not item.each:
+        if not item.count or not item.each or not item.mask:  # of nothing, or live in no phase
             continue
         key = (item.mask, item.module, item.tensor, item.each, item.component)
         known = together.get(key)

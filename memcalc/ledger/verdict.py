@@ -65,6 +65,7 @@ class Verdict:
         assumed: whether the run does not fit as counted, but may fit with another value for what its config leaves
             open.
         unmodelled: requested features that hold memory and are not modelled, the largest known minimum first.
+        overcounted: features that are not modelled, and without which the run would not fit; with them it may.
     """
 
     answer: Answer
@@ -75,6 +76,7 @@ class Verdict:
     expected: bool
     unmodelled: tuple[str, ...] = ()
     assumed: bool = False
+    overcounted: tuple[str, ...] = ()
 
     @property
     def needed_bytes(self) -> int:
@@ -102,13 +104,25 @@ def observed(fits: bool, device_bytes: int, limit_bytes: int, limits: Iterable[L
     """
     unmodelled = holding_memory(limits)
     more = sum(limit.at_least_bytes for limit in unmodelled)
-    answer: Answer = "fits" if fits else "does-not-fit"
+    overcounted = () if fits else tuple(limit.feature for limit in overcounting(limits))
+    answer: Answer = "fits" if fits else "unknown" if overcounted else "does-not-fit"
     if fits and unmodelled:
         answer = "does-not-fit" if device_bytes + more > limit_bytes else "unknown"
-    missing = tuple(limit.feature for limit in unmodelled)
     return Verdict(
-        answer, device_bytes + more, device_bytes, limit_bytes, None, fits and answer != "does-not-fit", missing
+        answer,
+        0 if overcounted else device_bytes + more,
+        device_bytes,
+        limit_bytes,
+        None,
+        fits and answer != "does-not-fit",
+        tuple(limit.feature for limit in unmodelled),
+        overcounted=overcounted,
     )
+
+
+def overcounting(limits: Iterable[Limit]) -> tuple[Limit, ...]:
+    """Return the limits because of which the estimate is perhaps too high."""
+    return tuple(limit for limit in limits if limit.overcounts != "nothing")
 
 
 def holding_memory(limits: Iterable[Limit]) -> tuple[Limit, ...]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+Overcount = Literal["nothing", "activations", "states", "precision", "all"]
+OVERCOUNTS: tuple[Overcount, ...] = ("nothing", "activations", "states", "precision", "all")  # each includes the former
 
 
 class Limit(NamedTuple):
@@ -14,12 +18,16 @@ class Limit(NamedTuple):
             is a lower bound. False if the estimate is exact or too high nevertheless, and for features that no
             configuration states (loading, initialization, logging).
         at_least_bytes: a proven lower bound of its contribution to the peak of each GPU; 0 if none is known.
+        at_most_bytes: an upper bound of its contribution; None if none is known.
         bytes_per_parameter: bytes per parameter of a frozen copy of the run's own model on the GPUs; 0: no copy.
         sequences: sequences of a forward pass without gradients; 0: none. The pass needs more memory than the training
             step only if they exceed the micro-batch.
         parameters_of_whole: elements of the whole model that this run's model is a part of; 0: unknown.
         state_bytes_per_parameter: bytes per parameter of further optimizer state that each GPU has for the whole model;
             0: none is known.
+        overcounts: what the estimate counts although the run may not need it, so that the estimate is perhaps too high:
+            activations (and all else that a step frees again), states (also gradients, master weights and optimizer
+            state), precision (also the bits per weight beyond 4), or all.
 
     `memcalc.estimation.limits.limits_of` computes at_least_bytes and holds_memory from the other numbers: the
     reader of a file does not know the model's size, and a search changes the micro-batch.
@@ -32,3 +40,17 @@ class Limit(NamedTuple):
     sequences: int = 0
     parameters_of_whole: int = 0
     state_bytes_per_parameter: int = 0
+    overcounts: Overcount = "nothing"
+    at_most_bytes: int | None = None
+
+
+def most_overcounted(limits: Iterable[Limit]) -> Overcount:
+    """Return what the estimate of a run counts too high because of any of its limits."""
+    return max((limit.overcounts for limit in limits), key=OVERCOUNTS.index, default="nothing")
+
+
+def most_unmodelled_bytes(limits: Iterable[Limit]) -> int | None:
+    """Return the most that limits which hold memory add to the estimate; None if one of them has no upper bound."""
+    bounds = [limit.at_most_bytes for limit in limits if limit.holds_memory]
+    known = [bound for bound in bounds if bound is not None]
+    return sum(known) if len(known) == len(bounds) else None

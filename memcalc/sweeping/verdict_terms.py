@@ -11,7 +11,7 @@ import numpy.typing as npt
 from memcalc.errors import InputError
 from memcalc.estimation.limits import limits_of
 from memcalc.layout.stages import Stage, stages_that_matter
-from memcalc.ledger.verdict import RecordedErrors, holding_memory
+from memcalc.ledger.verdict import RecordedErrors, holding_memory, overcounting
 from memcalc.spec.model_families.transformers_fallback import reject_without_formulas
 from memcalc.spec.spec import Spec
 from memcalc.states.model_states import state_sums
@@ -42,7 +42,8 @@ class VerdictTerms(NamedTuple):
         ratio: median of reserved over allocated memory of recorded runs of its kind.
         errors: the full range of these runs around the median.
         replays: whether an allocator replay can decide it.
-        bounded: whether the allocated peak is a lower bound, as of every run that is not compiled.
+        bounded: whether the allocated peak is a lower bound: the run is not compiled, and nothing is counted too high.
+        overcounted: whether something is counted too high, so that nothing decides "does not fit".
         remainders: most bytes of the allocated peak that the formulas assume and no bound contains: unsplit remainders
             of model states. 0 if `replays` is false: then nothing more exact is known.
         unmodelled: requested features that need memory and are not modelled.
@@ -53,6 +54,7 @@ class VerdictTerms(NamedTuple):
     errors: RecordedErrors
     replays: bool
     bounded: bool
+    overcounted: bool
     remainders: int
     unmodelled: tuple[str, ...]
     unmodelled_bytes: int
@@ -91,13 +93,19 @@ def _without_limits(spec: Spec) -> VerdictTerms:
     ratio, errors = reserve_ratio(kinds_of(spec), compiled=spec.training.compile)
     replays = can_replay(spec)
     bounded = not spec.training.compile
-    return VerdictTerms(ratio, errors, replays, bounded, _remainders(spec) if replays else 0, (), 0)
+    remainders = _remainders(spec) if replays else 0
+    return VerdictTerms(ratio, errors, replays, bounded, False, remainders, (), 0)
 
 
 def _with_limits(terms: VerdictTerms, spec: Spec) -> VerdictTerms:
-    limits = holding_memory(limits_of(spec))
-    names, amount = tuple(limit.feature for limit in limits), sum(limit.at_least_bytes for limit in limits)
-    return terms._replace(unmodelled=names, unmodelled_bytes=amount)
+    limits = limits_of(spec)
+    missing, overcounted = holding_memory(limits), bool(overcounting(limits))
+    return terms._replace(
+        bounded=terms.bounded and not overcounted,
+        overcounted=overcounted,
+        unmodelled=tuple(limit.feature for limit in missing),
+        unmodelled_bytes=sum(limit.at_least_bytes for limit in missing),
+    )
 
 
 def _remainders(spec: Spec) -> int:
@@ -165,8 +173,11 @@ def _verdict(
     beyond = peak - of_each([each.remainders for each in terms], numbers) > room
     if not all(each.bounded for each in terms):
         beyond &= of_each([each.bounded for each in terms], numbers)
-    if not all(each.replays for each in terms):
-        low = reserved * of_each([0.0 if each.replays else 1 + each.errors.low for each in terms], numbers)
+    by_ratio = [not (each.replays or each.overcounted) for each in terms]
+    if any(by_ratio):
+        low = reserved * of_each(
+            [1 + each.errors.low if decides else 0.0 for each, decides in zip(terms, by_ratio, strict=True)], numbers
+        )
         beyond |= low >= room + 1
     # A configuration is never both: FITS is CLOSE - 1, and DOES_NOT_FIT is CLOSE + 1.
     return reserved, CLOSE - fits.view(np.int8) + beyond.view(np.int8)

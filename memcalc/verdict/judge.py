@@ -11,10 +11,10 @@ from memcalc.estimation.estimate import estimate
 from memcalc.estimation.limits import limits_of
 from memcalc.estimation.outside_allocator import communication_library_bytes
 from memcalc.ledger.result import DeviceMemory, LargestBatchAndContext, OutsideMemory, RankResult, Result, known
-from memcalc.ledger.verdict import Answer, Interval, Verdict, holding_memory
+from memcalc.ledger.verdict import Answer, Interval, Verdict, holding_memory, overcounting
 from memcalc.simulation.simulated_run import unsupported_reason
 from memcalc.spec.hardware.gpus import GpuSpec, find_gpu
-from memcalc.spec.limits import Limit
+from memcalc.spec.limits import Limit, most_unmodelled_bytes
 from memcalc.spec.spec import Spec
 from memcalc.verdict.needs import MemoryNeed, answer_of, can_replay, gets_through, least_bytes, need_of, recorded_need
 
@@ -86,13 +86,23 @@ def verdict_of(need: MemoryNeed, gpu: GpuSpec | None, limit: int, least: int, li
     interval = _interval(need, answer, limit, least)
     unmodelled = holding_memory(limits)
     extra = sum(each.at_least_bytes for each in unmodelled)
+    overcounted, most = overcounting(limits), most_unmodelled_bytes(limits)
+    bounded = most is not None and need.high_bytes + most <= limit
     if extra + interval.low_bytes > limit:
         answer = "does-not-fit"
-    elif unmodelled and answer == "fits":
+    elif unmodelled and answer == "fits" and not bounded:
         answer = "unknown"
+    perhaps = answer == "does-not-fit" and bool(overcounted) and least + extra <= limit
     expected = answer != "does-not-fit" and _is_expected(need, limit, on_gpu=on_gpu)
     return Verdict(
-        answer, least + extra, need.device_bytes, limit, interval, expected, tuple(each.feature for each in unmodelled)
+        "unknown" if perhaps else answer,
+        least + extra,
+        need.device_bytes,
+        limit,
+        interval,
+        expected,
+        tuple(each.feature for each in unmodelled),
+        overcounted=tuple(each.feature for each in overcounted) if perhaps else (),
     )
 
 
@@ -178,9 +188,12 @@ def as_assumed(verdict: Verdict, spec: Spec) -> Verdict:
     The candidate with the largest peak is counted, so a run that fits does so with every candidate.
     """
     moved = max((each.moved_bytes for each in spec.origin.assumptions), default=0)
+    least = max(verdict.least_bytes - moved, 0)
+    if verdict.overcounted:
+        return replace(verdict, least_bytes=least)
     if verdict.answer != "does-not-fit" or verdict.needed_bytes - moved > verdict.limit_bytes:
         return verdict
-    return replace(verdict, answer="unknown", least_bytes=max(verdict.least_bytes - moved, 0), assumed=True)
+    return replace(verdict, answer="unknown", least_bytes=least, assumed=True)
 
 
 def _with_largest(result: Result) -> Result:

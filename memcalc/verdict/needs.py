@@ -9,21 +9,26 @@ from typing import NamedTuple
 
 from memcalc.errors import OutOfMemory
 from memcalc.estimation.generation import allocated_bytes as generation_bytes
+from memcalc.estimation.limits import limits_of
 from memcalc.estimation.outside_allocator import communication_library_bytes, outside_bytes
 from memcalc.estimation.transient import peak_bytes
 from memcalc.layout.schedules import ORDERED
 from memcalc.layout.stages import Stage, stages_alike, stages_of, stages_that_matter
+from memcalc.ledger.component import Component
 from memcalc.ledger.verdict import Answer, RecordedErrors
 from memcalc.sharding.engines import ranks_to_replay, waits_for_streams
 from memcalc.simulation.batch_lengths import orders_of
 from memcalc.simulation.simulated_run import delayed_requests, run_requests, unsupported_reason
 from memcalc.spec.hardware.gpus import GpuSpec, find_gpu
+from memcalc.spec.limits import Overcount, most_overcounted
 from memcalc.spec.model_families.transformers_fallback import reject_without_formulas
 from memcalc.spec.spec import Spec
-from memcalc.states.model_states import state_peak
+from memcalc.states.model_states import state_peak, state_sums
 from memcalc.stream.requests import AllocatorOverhead, Replay, replay, reserved_upper_bound
 from memcalc.verdict.recorded_errors import replay_errors, reserve_ratio
 from memcalc.verdict.run_types import kinds_of, program_kinds
+
+MOST_COMPRESSION = 8  # of weights that are counted as fp32, and perhaps 4-bit
 
 
 class MemoryNeed(NamedTuple):
@@ -89,17 +94,31 @@ def least_bytes(spec: Spec, gpu: GpuSpec | None, limit: int | None = None) -> in
     """
     reject_without_formulas(spec)
     outside = outside_bytes(spec, gpu)
+    overcounted = most_overcounted(limits_of(spec))
     if spec.inference is not None:
+        if overcounted in ("precision", "all"):
+            return outside
         return outside + max(_least_allocated(spec, gpu, stage) for stage in stages_of(spec))
     stages = stages_that_matter(spec)
-    most = max(state_peak(spec, stage) for stage in stages) + outside
-    if spec.training.compile:  # a compiler may keep less of all else
+    most = max(_least_states(spec, stage, overcounted) for stage in stages) + outside
+    if spec.training.compile or overcounted != "nothing":  # a compiler may keep less of all else
         return most
     for stage in stages:
         if limit is not None and most > limit:
             break
         most = max(most, _least_peak(spec, stage, gpu) + outside)
     return most
+
+
+def _least_states(spec: Spec, stage: Stage, overcounted: Overcount) -> int:
+    """Return the least bytes of model states in the phase that has most, if this is counted too high."""
+    if overcounted == "all":
+        return 0
+    if overcounted in ("states", "precision"):
+        sums = state_sums(spec, stage, tails=False)
+        weights = max((size for (_, component), size in sums.items() if component is Component.WEIGHTS), default=0)
+        return weights if overcounted == "states" else weights // MOST_COMPRESSION
+    return state_peak(spec, stage)
 
 
 def can_replay(spec: Spec) -> bool:

@@ -11,7 +11,7 @@ from memcalc.cli.app import main
 from memcalc.documents.check import check_document
 from memcalc.errors import InputError
 
-SMALL = "model: {l: 2, d: 64, h: 4, V: 100}\n"
+SMALL = "model: {l: 2, d: 64, h: 4, V: 100}\ntraining: {dtype: fp16, attention: memory-efficient}\n"
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_judged_by_a_gpu_then_and_by_a_budget_now(baseline: Path) -> None:
 
 
 def test_a_baseline_of_the_settings(baseline: Path) -> None:
-    settings = 'gpu = "t4"\nbaseline = "main.json"\nmax_growth = "0"\n[[rules]]\npaths = ["b.yaml"]\nmax_growth="50%"'
+    settings = 'gpu = "t4"\nbaseline = "main.json"\nmax_growth = "0"\n[[rules]]\npaths = ["b.yaml"]\nmax_growth="90%"'
     (baseline.parent / "memcalc.toml").write_text(settings)
     report = check("a.yaml", "b.yaml", overrides=["b=32"])  # more by several segments
 

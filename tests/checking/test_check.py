@@ -106,7 +106,7 @@ def test_an_override_that_is_no_field_is_wrong_input(folder: Path, capsys: pytes
 def test_an_override_that_one_config_cannot_take_breaks_that_one(folder: Path) -> None:
     (folder / "a.yaml").write_text(SMALL)
     (folder / "b.yaml").write_text(SMALL.replace("h: 4", "h: 1"))
-    report = check("configs", gpu="t4", overrides=["tensor_parallel=2"])
+    report = check("configs", gpu="l4", overrides=["tensor_parallel=2"])
 
     assert [outcome.status for outcome in report.outcomes] == ["fits", "broken"]
     assert "tensor_parallel = 2" in report.outcomes[1].message

@@ -13,7 +13,7 @@ from memcalc.search.layouts import HOLDABLE
 from tests.cli.conftest import Run
 from tests.schemas import validate_result
 
-SMALL = ("gpt2", "--set", "recipe=amp", "--gpu", "t4")
+SMALL = ("gpt2", "--set", "recipe=amp", "--gpu", "rtx-a4000")
 FEW_LAYOUTS = ("--hold", "pipeline_parallel", "--hold", "context_parallel")
 
 
@@ -52,8 +52,8 @@ def test_one_quantity_alone(run: Callable[..., Run]) -> None:
 
     assert code == 0
     assert found["layouts"] is None
-    assert memcalc.estimate("gpt2", "recipe=amp", f"b={largest['value']}", gpu="t4").fits
-    assert not memcalc.estimate("gpt2", "recipe=amp", f"b={largest['next_value']}", gpu="t4").fits
+    assert memcalc.estimate("gpt2", "recipe=amp", f"b={largest['value']}", gpu="rtx-a4000").fits
+    assert not memcalc.estimate("gpt2", "recipe=amp", f"b={largest['next_value']}", gpu="rtx-a4000").fits
 
 
 def test_no_is_an_answer_with_its_own_code(run: Callable[..., Run]) -> None:
@@ -245,7 +245,7 @@ def test_a_layout_is_written_as_another_programs_file(
     assert "Wrote run.yaml for Accelerate. Add these settings, which it cannot contain:" in screen
     command = shlex.split(screen.partition("it cannot contain:\n")[2].replace("\\\n", " "))
     assert command == shlex.split(found["written"]["command"])
-    assert command[:5] == ["memcalc", "estimate", "run.yaml", "--gpu", "t4"]
+    assert command[:5] == ["memcalc", "estimate", "run.yaml", "--gpu", "rtx-a4000"]
     again = json.loads(run(*command[1:], "--format", "json").out)
     kinds = ("data_parallel", "tensor_parallel", "pipeline_parallel", "zero_stage", "engine")
     spread = {kind: again["spec"]["parallelism"][kind] for kind in kinds}

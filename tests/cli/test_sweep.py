@@ -30,9 +30,13 @@ gpt2: 24 configurations on Tesla T4: 22 fit, 1 close, 1 do not fit
 """
 
 
+FP16 = ("dtype=fp16", "attention=memory-efficient")  # a T4 has no flash attention, and this kernel in fp16 only
+ON_A_T4 = ("--gpu", "t4", "--set", FP16[0], "--set", FP16[1])
+
+
 def test_the_screen_shows_the_boundary(run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
     pin_records(monkeypatch)
-    code, out, err = run("sweep", "gpt2", "--gpu", "t4", "--vary", "b=1..12", "--vary", "recompute=none,full")
+    code, out, err = run("sweep", "gpt2", *ON_A_T4, "--vary", "b=1..12", "--vary", "recompute=none,full")
 
     assert (code, err) == (0, "")
     assert out.startswith(SCREEN)
@@ -44,7 +48,7 @@ def test_a_map_that_is_too_wide_says_what_it_shows(run: Callable[..., Run]) -> N
 
 
 def test_the_boundary_is_where_estimates_stop_fitting(run: Callable[..., Run]) -> None:
-    fits = [memcalc.estimate("gpt2", f"b={b}", gpu="t4").fits for b in (11, 12)]
+    fits = [memcalc.estimate("gpt2", f"b={b}", *FP16, gpu="t4").fits for b in (11, 12)]
 
     assert fits == [True, False]
 
@@ -52,7 +56,7 @@ def test_the_boundary_is_where_estimates_stop_fitting(run: Callable[..., Run]) -
 def test_the_closest_are_replayed_on_request(run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
     """With as many replays as there are configurations each is that of `estimate`."""
     pin_records(monkeypatch)
-    words = ("sweep", "gpt2", "--gpu", "t4", "--vary", "b=7..13", "--format", "json")
+    words = ("sweep", "gpt2", *ON_A_T4, "--vary", "b=7..13", "--format", "json")
     plain, replayed = (json.loads(run(*words, *more).out)["configurations"] for more in ((), ("--replay", "7")))
 
     verdicts = [each["verdict"] for each in plain]
@@ -61,7 +65,7 @@ def test_the_closest_are_replayed_on_request(run: Callable[..., Run], monkeypatc
     assert [each["replayed"] for each in plain] == [False, False, False, True, True, True, False]
     assert [each["on_front"] for each in plain] == [each["micro_batch_size"] == 11 for each in plain]
     for each in replayed:
-        result = memcalc.estimate("gpt2", f"b={each['micro_batch_size']}", gpu="t4")
+        result = memcalc.estimate("gpt2", f"b={each['micro_batch_size']}", *FP16, gpu="t4")
         assert each["replayed"]
         assert (each["verdict"], each["fits"]) == (result.verdict, result.fits)
         assert each["reserved_bytes"] == result.headline.reserved_bytes

@@ -280,6 +280,17 @@ def test_torchtitan_has_no_fsdp_over_one_rank(tmp_path: Path) -> None:
     assert spec.training.attention == "eager"  # models/attention.py has no kernel but the math one for it
 
 
+@pytest.mark.parametrize(("chunk", "schedule", "virtual"), [(4, "1f1b", 1), (2, "interleaved", 2)])
+def test_a_virtual_stage_of_megatron_that_is_a_whole_stage(
+    chunk: int, schedule: str, virtual: int, tmp_path: Path
+) -> None:
+    """8 layers on 2 stages are 4 layers per stage; Megatron-LM training/arguments.py: one virtual stage is none."""
+    text = f"python pretrain_gpt.py {GPT}--bf16 --pipeline-model-parallel-size 2 --global-batch-size 2"
+    parallelism = spec_of(tmp_path, "a.sh", f"{text} --num-layers-per-virtual-pipeline-stage {chunk}").parallelism
+
+    assert (parallelism.schedule, parallelism.virtual_stages) == (schedule, virtual)
+
+
 def test_litgpt_over_several_gpus(tmp_path: Path) -> None:
     """Fine-tuning checkpoints each block, pretraining none and copies its shards over nodes."""
     rest = "train: {micro_batch_size: 1, global_batch_size: 32}\ndevices: 8\n"

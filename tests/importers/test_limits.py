@@ -15,6 +15,7 @@ from memcalc.layout.parameters import count_parameters
 from memcalc.simulation.simulated_run import unsupported_reason
 from memcalc.spec.limits import Limit
 from memcalc.spec.spec import Spec
+from memcalc.verdict.judge import judge
 
 FOLDER = Path(trl.__file__).parent
 LLAMA = "model_name_or_path: meta-llama/Meta-Llama-3-8B\nper_device_train_batch_size: 2\nbf16: true\n"
@@ -410,7 +411,7 @@ def test_axolotls_evaluation_needs_data(more: str, batch: int | None, tmp_path: 
     assert loaded(tmp_path, AXOLOTL + more).training.evaluation_batch_size == batch
 
 
-def test_what_is_counted_too_high_changes_no_verdict(tmp_path: Path) -> None:
+def test_what_is_counted_too_high_is_a_limit_that_holds_no_memory(tmp_path: Path) -> None:
     spec = loaded(
         tmp_path,
         '[model]\nname = "qwen3"\nflavor = "0.6B"\n[training]\nseq_len = 1024\n',
@@ -419,9 +420,32 @@ def test_what_is_counted_too_high_changes_no_verdict(tmp_path: Path) -> None:
         name="run.toml",
     )
 
-    assert limits(spec) == {
-        "selective per-operator checkpointing": Limit("selective per-operator checkpointing", False)
-    }
+    name = "selective per-operator checkpointing"
+    assert limits(spec) == {name: Limit(name, holds_memory=False, overcounts="activations")}
+
+
+@pytest.mark.parametrize(
+    ("base", "more", "least"),
+    [
+        ("NousResearch/Llama-2-13b-hf", "load_in_8bit: true\nadapter: lora\nlora_r: 8\nlora_target_linear: true\n", 8),
+        ("NousResearch/Llama-2-13b-hf", "unfrozen_parameters: ['model.layers.3[0-9]+.*']\n", 1),
+        ("NousResearch/Llama-2-7b-hf", "unfrozen_parameters: ['model.layers.3[0-9]+.*']\n", 1),
+    ],
+)
+def test_a_run_that_is_counted_too_high_may_fit(base: str, more: str, least: int, tmp_path: Path) -> None:
+    """Published cards with 24 GB train adapters on an 8-bit 13B model: 13.0 GB, counted as 26.0 GB.
+
+    Frozen layers have no gradients and states, but weights: 24.2 GiB of 16-bit weights of 13B do not fit 24 GB.
+    """
+    text = f"base_model: {base}\nsequence_len: 2048\nmicro_batch_size: 1\noptimizer: adamw_torch\n"
+    text += "bf16: auto\ngradient_checkpointing: true\nflash_attention: true\ndatasets: []\n" + more
+    spec = loaded(tmp_path, text, "hardware.gpu=rtx-4090")
+    found = judge(spec)
+    weights = 2 * count_parameters(spec.model) // least
+
+    assert found.answer == ("does-not-fit" if weights > found.limit_bytes else "unknown")
+    assert found.least_bytes > weights
+    assert found.device_bytes is None or found.device_bytes > found.limit_bytes
 
 
 @pytest.mark.parametrize(

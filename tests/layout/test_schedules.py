@@ -229,3 +229,12 @@ def test_no_later_stage_has_more_in_flight(schedule: str, stages: int, count: in
     held = [chunks_in_flight(schedule, stages, virtual, stage, count) for stage in range(stages)]
 
     assert held == sorted(held, reverse=True)
+
+
+def test_no_row_of_an_interleaved_schedule_lives_in_no_phase() -> None:
+    """Under FSDP2 unsharded gradients of a chunk exist only between its micro-batches."""
+    layout = ("pipeline_parallel=2", "schedule=interleaved", "virtual_stages=2", "gradient_accumulation_steps=2")
+    fsdp = ("data_parallel=2", "zero_stage=2", "engine=fsdp2", "recipe=fp32", "fsdp.param_dtype=bf16")
+    result = estimate("gpt2", *layout, *fsdp)
+
+    assert [row.tensor for rank in result.ranks for row in rank.ledger.rows if not row.phases] == []

@@ -99,7 +99,10 @@ def test_a_fit_is_that_of_the_command(capsys: pytest.CaptureFixture[str], tmp_pa
 @pytest.mark.parametrize(
     ("request_", "words"),
     [
-        ({"kind": "estimate", "run": {"model": "gpt2", "gpu": "t4", "more": "b=64"}}, "Cheapest change that fits: "),
+        (
+            {"kind": "estimate", "run": {"model": "gpt2", "gpu": "rtx-a4000", "more": "b=64"}},
+            "Cheapest change that fits: ",
+        ),
         ({"kind": "estimate", "run": {"model": "gpt2"}}, "Choose a GPU to check whether it fits."),
         (
             {"kind": "estimate", "run": {"text": "model_name_or_path: gpt2\nper_device_train_batch_size: 4\n"}},

@@ -89,6 +89,14 @@ def _is_part(row: list[str]) -> bool:
     return len(row) > 3 and len(row[0]) == 1 and row[0] != "." and any("%" in cell for cell in row)
 
 
+def test_components_that_are_shown_together_are_named() -> None:
+    """Without room for all, gradients and logits of the file are among "smaller parts", 43% of the peak."""
+    lines = short(memcalc.estimate("docs/examples/trainer.yaml", gpu="rtx-4090").replayed)
+
+    (rest,) = (line for line in lines if line.startswith("  +  smaller parts"))
+    assert rest.endswith("  logits and loss, weights, 1 more")
+
+
 def test_it_names_the_modules_if_they_matter() -> None:
     """CodeGen 350M: 7.99 GiB as plain modules; transformers' attend eagerly and allocate 15.75 GiB."""
     plain = memcalc.estimate("codegen-350m")

@@ -70,6 +70,7 @@ def test_the_interval_agrees_with_the_answer() -> None:
         ((), "fits"),
         ((Limit("logging", holds_memory=False),), "fits"),
         ((Limit("a second model", holds_memory=True),), "unknown"),
+        ((Limit("another kernel", holds_memory=True, at_most_bytes=20 * GIB),), "unknown"),  # 10 + 1 + 20 = 31
         ((Limit("a second model", holds_memory=True, at_least_bytes=19 * GIB),), "unknown"),  # 10 + 1 + 19 = 30
         ((Limit("a second model", holds_memory=True, at_least_bytes=20 * GIB),), "does-not-fit"),
     ],
@@ -82,6 +83,46 @@ def test_what_is_not_modelled(limits: tuple[Limit, ...], answer: str) -> None:
     assert found.least_bytes == 11 * GIB + sum(limit.at_least_bytes for limit in limits)
     assert found.unmodelled == tuple(limit.feature for limit in limits if limit.holds_memory)
     assert observed(fits=True, device_bytes=11 * GIB, limit_bytes=30 * GIB, limits=limits).answer == answer
+
+
+@pytest.mark.parametrize(("least", "answer"), [(29, "unknown"), (31, "does-not-fit")])
+def test_what_is_counted_too_high(least: int, answer: str) -> None:
+    """41 GiB are counted, of which the run may need fewer, but never fewer than the lower bound; the limit is 30 GiB."""
+    limits = (Limit("frozen layers", holds_memory=False, overcounts="states"),)
+    found = verdict_of(need(40 * GIB, 0.0, 0.0), None, 30 * GIB, least * GIB, limits)
+
+    assert (found.answer, found.expected) == (answer, False)
+    assert found.overcounted == (("frozen layers",) if answer == "unknown" else ())
+    assert verdict_of(need(20 * GIB, 0.0, 0.0), None, 30 * GIB, GIB, limits).answer == "fits"
+    assert observed(fits=False, device_bytes=GIB, limit_bytes=GIB, limits=limits).answer == "unknown"
+
+
+def test_unmodelled_memory_that_is_small_enough_fits() -> None:
+    """10 GiB and 1 GiB outside the allocator, and at most 19 GiB more, are 30 GiB."""
+    limits = (Limit("another kernel", holds_memory=True, at_most_bytes=19 * GIB),)
+
+    assert verdict_of(need(10 * GIB, 0.0, 0.0), None, 30 * GIB, 11 * GIB, limits).answer == "fits"
+    more = (*limits, Limit("a second model", holds_memory=True))
+    assert verdict_of(need(10 * GIB, 0.0, 0.0), None, 30 * GIB, 11 * GIB, more).answer == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        ((), "unknown"),
+        (("dtype=fp16",), "unknown"),  # with grouped heads transformers passes enable_gqa, which needs flash attention
+        (("dtype=fp16", "attention=memory-efficient"), "fits"),
+        (("attention=memory-efficient",), "unknown"),  # in bf16 this kernel needs Ampere, too
+        (("attention=eager",), "does-not-fit"),
+        (("b=1", "s=256"), "fits"),  # even with all scores
+    ],
+)
+def test_a_gpu_without_flash_attention(words: tuple[str, ...], answer: str) -> None:
+    """PyTorch takes its math kernel on a T4 in bf16: 359 MiB instead of 9.3 MiB per layer of these sizes, recorded."""
+    run = ("HuggingFaceTB/SmolLM2-135M", "b=6", "s=1024", "variable_lengths=false")
+
+    assert memcalc.estimate(*run, *words, gpu="t4").verdict == answer
+    assert memcalc.estimate(*run, *words, gpu="l4").verdict == "fits"
 
 
 def test_a_run_that_died_does_not_fit_whatever_it_leaves_out() -> None:

@@ -165,7 +165,7 @@ def place_ranks(draft: Draft) -> None:
     if type(facts.get("virtual")) is int and facts["virtual"] > 1:
         values["parallelism.virtual_stages"] = facts["virtual"]
         values["parallelism.schedule"] = "interleaved"
-    elif _counts(chunk, layers, stages) and layers % (stages * chunk) == 0:
+    elif _counts(chunk, layers, stages) and layers % (stages * chunk) == 0 and layers > stages * chunk:
         values["parallelism.virtual_stages"] = layers // stages // chunk
         values["parallelism.schedule"] = "interleaved"
 

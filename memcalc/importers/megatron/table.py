@@ -87,11 +87,11 @@ FIELDS: dict[str, Meaning] = {
     "hidden-dropout": fact("hidden_dropout", "training.dropout"),
     "optimizer": to("training.optimizer", {"adam": "adamw", "sgd": "momentum"}),  # its Adam has decoupled weight decay
     "use-distributed-optimizer": to("parallelism.zero_stage", {True: 1}),
-    "use-precision-aware-optimizer": overcounted("low-precision moments and gradients"),
-    "use-megatron-fsdp": lacking("Megatron's FSDP"),
-    "use-custom-fsdp": lacking("Megatron's FSDP"),
-    "use-torch-fsdp2": lacking("FSDP2 under Megatron"),
-    "optimizer-cpu-offload": overcounted("optimizer states in host memory"),
+    "use-precision-aware-optimizer": overcounted("states", "low-precision moments and gradients"),
+    "use-megatron-fsdp": lacking("Megatron's FSDP", overcounts="all"),
+    "use-custom-fsdp": lacking("Megatron's FSDP", overcounts="all"),
+    "use-torch-fsdp2": lacking("FSDP2 under Megatron", overcounts="all"),
+    "optimizer-cpu-offload": overcounted("states", "optimizer states in host memory"),
     "checkpoint-activations": to("training.recompute", {True: "full"}),  # until 2022
     "activations-checkpoint-method": fact("method", "training.recompute"),
     "activations-checkpoint-num-layers": fact("recomputed", "training.recompute"),
@@ -100,8 +100,8 @@ FIELDS: dict[str, Meaning] = {
     "recompute-modules": fact("modules", "training.recompute_modules"),
     "recompute-method": fact("method", "training.recompute"),
     "recompute-num-layers": fact("recomputed", "training.recompute"),
-    "distribute-saved-activations": overcounted("checkpoints that are split over tensor-parallel ranks"),
-    "cpu-offloading*": overcounted("offload activations"),
+    "distribute-saved-activations": overcounted("activations", "checkpoints that are split over tensor-parallel ranks"),
+    "cpu-offloading*": overcounted("activations", "offload activations"),
     "tensor-model-parallel-size": to("parallelism.tensor_parallel"),
     "pipeline-model-parallel-size": to("parallelism.pipeline_parallel"),
     "context-parallel-size": to("parallelism.context_parallel"),
@@ -123,11 +123,11 @@ FIELDS: dict[str, Meaning] = {
     "fp8*": nothing("changes how scales are computed, not what is saved"),
     "fp4*": lacking("FP4 matmuls"),
     "use-nccl-ub": lacking("registered NCCL buffers"),
-    "fsdp-double-buffer": lacking("Megatron's FSDP"),
+    "fsdp-double-buffer": lacking("Megatron's FSDP", overcounts="all"),
     "softmax-type": lacking("attention sinks", known=("vanilla",)),
     "activation-func-clamp-value": lacking("clamped activations"),
-    "fine-grained-activation-offloading": overcounted("offload activations"),
-    "use-bnb-optimizer": overcounted("optimizers of bitsandbytes"),
+    "fine-grained-activation-offloading": overcounted("activations", "offload activations"),
+    "use-bnb-optimizer": overcounted("states", "optimizers of bitsandbytes"),
     "audio-*": lacking("an audio encoder"),
     **dict.fromkeys(("hybrid-*", "mamba-*", "is-hybrid-model"), lacking("Mamba's layers")),
     "recompute-vision*": nothing("part of a vision encoder"),
@@ -145,12 +145,12 @@ FIELDS: dict[str, Meaning] = {
     "embed-layernorm": fact("embedding_norm", "model.embedding_norm"),
     "glu-activation": fact("gate", "model.mlp"),
     "checkpoint-num-layers": fact("together", "training.recompute"),
-    "partition-activations": overcounted("checkpoints that are split over tensor-parallel ranks"),
-    "checkpoint-in-cpu": overcounted("checkpoints offloaded to the CPU"),
+    "partition-activations": overcounted("activations", "checkpoints that are split over tensor-parallel ranks"),
+    "checkpoint-in-cpu": overcounted("activations", "checkpoints offloaded to the CPU"),
     "deepspeed-activation-checkpointing": nothing("DeepSpeed's function saves what Megatron-LM's does"),
     "deepspeed-mpi": nothing("no effect on memory"),
     "mup*": nothing("initialization and learning rates"),
-    "bitfit": overcounted("frozen layers"),
+    "bitfit": overcounted("states", "frozen layers"),
     CONFIG: part("DeepSpeed's configuration"),
     f"{CONFIG}.curriculum_learning*": nothing("shorter sequences at the beginning"),
     **CONFIG_FIELDS,
@@ -172,7 +172,10 @@ FIELDS: dict[str, Meaning] = {
     "optimizer-offload-fraction": nothing("part of optimizer-cpu-offload"),
     "grad-reduce-in-bf16": fact("reduce_bf16", "training.gradient_dtype"),
     "accumulate-allreduce-grads-in-fp32": fact("accumulates_in_fp32", "training.gradient_dtype"),
-    **{f"{name}-dtype": overcounted("low-precision moments, master weights and gradients") for name in _STATES},
+    **{
+        f"{name}-dtype": overcounted("states", "low-precision moments, master weights and gradients")
+        for name in _STATES
+    },
     "no-position-embedding": fact("no_positions", "model.position_embedding"),
     **{
         f"no-{name}": nothing("changes fusion and overlap, not what is saved")
@@ -189,10 +192,14 @@ FIELDS: dict[str, Meaning] = {
     "moe-layer-freq": fact("expert_layers", "model.moe.dense_layers"),
     "moe-shared-expert-gate": to("model.moe.shared_expert_gate"),
     "moe-token-dispatcher-type": fact("dispatcher", "training.implementation"),
-    "moe-layer-recompute": overcounted("recomputation of experts only"),
-    "moe-expert-capacity-factor": overcounted("an expert capacity factor", "balanced routing is counted"),
-    "moe-pad-expert-input-to-capacity": overcounted("an expert capacity factor", "balanced routing is counted"),
-    "moe-latent-size": overcounted("experts in a latent space"),
+    "moe-layer-recompute": overcounted("activations", "recomputation of experts only"),
+    "moe-expert-capacity-factor": overcounted(
+        "activations", "an expert capacity factor", "balanced routing is counted"
+    ),
+    "moe-pad-expert-input-to-capacity": overcounted(
+        "activations", "an expert capacity factor", "balanced routing is counted"
+    ),
+    "moe-latent-size": overcounted("all", "experts in a latent space"),
     **{
         f"moe-{name}": nothing("routing is assumed to be balanced")
         for name in (
@@ -218,7 +225,7 @@ FIELDS: dict[str, Meaning] = {
             *("use-thumbnail", "language-model-type", "disable-vision-class-token", "decoder-seq-length"),
         )
     },
-    "freeze-*": overcounted("frozen layers"),
+    "freeze-*": overcounted("states", "frozen layers"),
     "grpo-*": lacking("reinforcement learning"),
     "perform-rl-step": lacking("reinforcement learning"),
     **{

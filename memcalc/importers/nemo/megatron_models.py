@@ -54,7 +54,7 @@ _OTHER_MODEL = ("an encoder, or a model other than a GPT", "a vision encoder", "
 _OTHERS: dict[str, Meaning] = {
     f"model.{name}": meaning
     for meaning, names in (
-        (lacking("FSDP under NeMo"), ("fsdp",)),
+        (lacking("FSDP under NeMo", overcounts="all"), ("fsdp",)),
         (nothing("part of fsdp"), ("fsdp_*",)),
         (lacking("losses of several heads"), ("gather_with_grad", "local_loss")),
         (
@@ -64,7 +64,7 @@ _OTHERS: dict[str, Meaning] = {
         (lacking(_OTHER_MODEL[1]), ("mm_cfg*", "vision*", "img_*", "patch_dim", "num_channels", "use_siglip")),
         (lacking(_OTHER_MODEL[2]), ("retro*",)),
         (
-            overcounted("an expert capacity factor"),
+            overcounted("activations", "an expert capacity factor"),
             ("moe_expert_capacity_factor", "moe_pad_expert_input_to_capacity"),
         ),
         (lacking("fp32 residuals"), ("fp32_residual_connection",)),
@@ -114,8 +114,8 @@ FIELDS: dict[str, Meaning] = {
     "model.fp8": fact("in_8_bits", "training.fp8"),
     "model.fp8_params": fact("fp8_params", "training.fp8_params"),
     "model.fp8*": nothing("changes how scales are computed, not what is saved"),
-    "model.peft*": overcounted("NeMo's adapters"),
-    "model.cpu_offloading*": overcounted("offload activations"),
+    "model.peft*": overcounted("states", "NeMo's adapters"),
+    "model.cpu_offloading*": overcounted("activations", "offload activations"),
     "model.qkv_bias": to("model.qkv_bias"),
     **to("model.vocab_size").at("model.vocab_size model.override_vocab_size"),
     "model.moe_router_topk": to("model.moe.num_experts_per_token"),

@@ -98,8 +98,8 @@ FIELDS: dict[str, Meaning] = {
     "tokenizer.pretrained_model_name": fact("tokenizer", "model.vocab_size"),
     "optim.config.optimizer": to("training.optimizer", {"adam": "adamw", "sgd": "momentum"}),
     "optim.config.use_distributed_optimizer": fact("distributed", "parallelism.zero_stage"),
-    "optim.config.use_precision_aware_optimizer": overcounted("low-precision moments and gradients"),
-    "optim.config.optimizer_cpu_offload": overcounted("optimizer states in host memory"),
+    "optim.config.use_precision_aware_optimizer": overcounted("states", "low-precision moments and gradients"),
+    "optim.config.optimizer_cpu_offload": overcounted("states", "optimizer states in host memory"),
     "optim.config*": nothing("changes the update, not the optimizer states"),
     "optim.optimizer_fn*": lacking("an optimizer of PyTorch in place of Megatron's", "Megatron's is counted"),
     "optim*": nothing(),
@@ -183,7 +183,7 @@ def _finish(draft: Draft) -> None:
         values["training.fp8_params"] = True
     if facts.get("peft"):
         what = "NeMo's adapters on Megatron's modules"
-        draft.limit(what, "all weights are counted as trained", holds_memory=False)
+        draft.limit(what, "all weights are counted as trained", holds_memory=False, overcounts="states")
     if "Megatron" not in str(facts.get("strategy", "Megatron")):
         draft.limit(str(facts["strategy"]), "Megatron's strategy and modules are counted", holds_memory=True)
 

@@ -7,6 +7,7 @@ from memcalc.ledger.verdict import holding_memory
 from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import count, label, listed, plural, rank_text
 from memcalc.spec.inference import InferenceSpec
+from memcalc.spec.limits import most_unmodelled_bytes
 from memcalc.spec.model_families.transformers_fallback import architecture_of
 from memcalc.spec.recompute_plan import words
 from memcalc.spec.spec import Spec
@@ -113,9 +114,13 @@ def verdict(result: Sizing, unit: Unit) -> str:
     usable, least = limit_text(result, unit), format_bytes(decision.least_bytes, unit)
     if decision.answer == "unknown":
         interval = decision.interval
-        if decision.assumed:
+        if decision.assumed or decision.overcounted:
             needs = format_bytes(decision.needed_bytes, unit)
-            return f"CANNOT SAY: needs {needs} as assumed below, perhaps less, of {usable}.{without}"
+            how = "as assumed below" if decision.assumed else "as counted"
+            named = {limit.feature for limit in missing}
+            reducing = [feature for feature in decision.overcounted if feature not in named]
+            counted = f" Counted without: {listed(reducing)}." if reducing else ""
+            return f"CANNOT SAY: needs {needs} {how}, perhaps less, of {usable}.{without}{counted}"
         if missing or interval is None:
             return f"CANNOT SAY: needs at least {least} of {usable}.{without}"
         low, high = format_bytes(interval.low_bytes, unit), format_bytes(interval.high_bytes, unit)
@@ -124,6 +129,8 @@ def verdict(result: Sizing, unit: Unit) -> str:
     needed, _ = needed_bytes(result)
     needs, headroom = format_bytes(needed, unit) + _counted_as(result), decision.limit_bytes - needed
     if decision.answer == "fits":
+        if most := most_unmodelled_bytes(result.limits):  # known upper bounds fit, too
+            needs += f", and at most {format_bytes(most, unit)} for {listed([limit.feature for limit in missing])},"
         return f"FITS: needs {needs} of {usable} ({format_bytes(headroom, unit)} free)."
     if headroom >= 0:  # only with the known lower bounds of unmodelled parts
         return f"DOES NOT FIT: needs at least {least}, but {limit_text(result, unit, clause=True)}.{without}"

@@ -10,6 +10,8 @@ from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import HEADROOM, REST, label, letter, meaning, percent, rank_text
 from memcalc.units import Unit, format_bytes, format_number
 
+_MOST_NAMED = 2
+_NAMED = 0.01  # of the allocated peak: components from which on the row of those shown together names them
 _TINY = 0.001  # of the allocated peak: components below it are shown together, where a table is short
 
 
@@ -19,6 +21,7 @@ class Breakdown(NamedTuple):
     inside: dict[str, int]  # components; their sum is the allocated peak
     outside: dict[str, int]  # what else the process holds on the device; empty where that is not known
     headroom: int | None
+    rest: tuple[str, ...] = ()  # components that are shown together, of those that are not tiny, the largest first
 
 
 def breakdown(result: Sizing) -> Breakdown:
@@ -45,7 +48,9 @@ def folded(parts: Breakdown, most: int) -> Breakdown:
     if len(parts.inside) - len(kept) < 2:
         return parts
     inside = {name: size for name, size in parts.inside.items() if name in kept}
-    return parts._replace(inside=inside | {REST: whole - sum(inside.values())})
+    rest = sorted((name for name in parts.inside if name not in inside), key=lambda name: -parts.inside[name])
+    named = tuple(name for name in rest if parts.inside[name] >= _NAMED * whole)
+    return parts._replace(inside=inside | {REST: whole - sum(inside.values())}, rest=named)
 
 
 def bar_lines(result: Sizing, unit: Unit, width: int, parts: Breakdown | None = None) -> tuple[str, str]:
@@ -91,8 +96,11 @@ def component_grid(result: Sizing, unit: Unit, parts: Breakdown | None = None) -
     def add(mark: str, name: str, size: int, text: str) -> None:
         rows.append((mark, name, format_number(size, unit), percent(size, whole), text))
 
+    named = [label(name) for name in parts.rest[:_MOST_NAMED]]
+    more = len(parts.rest) - len(named)
+    folded_text = ", ".join(named) + (f", {more} more" if more else "")
     for name, size in parts.inside.items():
-        add(letter(name), label(name), size, meaning(name))
+        add(letter(name), label(name), size, (name == REST and folded_text) or meaning(name))
     strong.add(len(rows))
     add("", "allocated", allocated, "")
     if parts.outside:

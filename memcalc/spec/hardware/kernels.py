@@ -32,7 +32,8 @@ def gpu_omissions(gpu: GpuSpec | None) -> tuple[str, ...]:
     return (f"kernels of the {gpu.label} and their workspaces: assumed to be those of CUDA on an A100",)
 
 
-# FlashAttention-2, and PyTorch's copies of its kernels, need Ampere or later.
+# FlashAttention-2, and PyTorch's copies of its kernels, need Ampere or later; the memory-efficient kernel in bf16, too:
+# torch 2.13 aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, less_than_sm80_mem_efficient_dtypes.
 FLASH = (8, 0)
 FLASH_LARGEST_HEAD = 256  # torch 2.13 aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, check_head_dim_size_flash
 
@@ -50,6 +51,21 @@ def kernel_for_heads(attention: str, head_dim: int) -> str:
     return "memory-efficient" if attention in ("flash", "math") and head_dim > FLASH_LARGEST_HEAD else attention
 
 
+def missing_kernel(dtype: str, attention: str, gpu: GpuSpec | None) -> str:
+    """Return the fused attention that a GPU lacks, so that PyTorch takes a kernel which saves more; "" if none.
+
+    Args:
+        dtype: `training.dtype`.
+        attention: `training.attention`.
+        gpu: the GPU.
+    """
+    if gpu is None or (gpu.compute_capability or FLASH) >= FLASH:
+        return ""
+    if attention == "flash":
+        return "flash attention"
+    return "memory-efficient attention in bf16" if (attention, dtype) == ("memory-efficient", "bf16") else ""
+
+
 def missing_units(dtype: str, attention: str, gpu: GpuSpec) -> list[str]:
     """Return what a GPU lacks for a run: matrix units for its dtype, an attention kernel.
 
@@ -61,8 +77,8 @@ def missing_units(dtype: str, attention: str, gpu: GpuSpec) -> list[str]:
     lacks = []
     if dtype == "bf16" and gpu.bf16_tflops is None:
         lacks.append("no bf16 matrix units")
-    if attention == "flash" and (gpu.compute_capability or FLASH) < FLASH:
-        lacks.append("no flash attention")
+    if kernel := missing_kernel(dtype, attention, gpu):
+        lacks.append(f"no {kernel}")
     return lacks
 
 

@@ -91,7 +91,7 @@ def test_what_does_not_fit_is_marked_and_the_title_says_why() -> None:
     found = answer("nothing")
     (block,) = fit_blocks(found, "GiB")
 
-    assert "DOES NOT FIT: needs 190.12 GiB" in fit_title(found, "GiB")
+    assert "DOES NOT FIT: needs 189.15 GiB" in fit_title(found, "GiB")
     asked = block.panels[0].bars[0]
     assert (asked.label, asked.fits) == ("as configured", False)
     assert all(bar.fits for bar in block.panels[0].bars[3:])  # the changes
