@@ -115,6 +115,14 @@ def adapters_of(spec: Spec) -> Adapters | None:
     return found._replace(saves_inputs=True) if replaces_linears(spec) else found
 
 
+def keeps_qkv_apart(spec: Spec) -> bool:
+    """Return whether plain modules have separate q, k and v projections: each with an adapter, or fake-quantized."""
+    adapters = None if spec.training.lora is None else adapters_of(spec)
+    if adapters is not None:
+        return adapters.separate_qkv
+    return spec.training.fake_quantization != "none"
+
+
 def replaces_linears(spec: Spec) -> bool:
     """Return whether DeepSpeed's stage 3 replaces linear layers with its own (runtime/zero/linear.py).
 

@@ -168,7 +168,7 @@ def _adapter_parameters(spec: Spec) -> int:
     adapters = adapters_of(spec)
     if adapters is None:
         return 0
-    model = weight_layout(spec.model, spec.training.implementation, adapted=adapters.separate_qkv)
+    model = weight_layout(spec.model, spec.training.implementation, apart=adapters.separate_qkv)
     rows = with_adapters(map(_held, parameter_table(model)), adapters, base_dtype(spec.training), model)
     return sum(row.count * row.elements for row in rows if row.trains)
 

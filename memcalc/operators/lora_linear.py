@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Unpack
 
 from memcalc.operators.base import DERIVATIVES
-from memcalc.operators.elementwise import Elementwise
-from memcalc.operators.float8 import Float8Linear
+from memcalc.operators.fake_quantized_linear import FakeQuantizedLinear
 from memcalc.operators.linear import LinearOptions
 from memcalc.programs import operator_workspaces
 from memcalc.programs.tape import NEW, BackwardMemory, ForwardMemory, Node, Shape, Tensor
@@ -17,7 +16,7 @@ LITGPT = "LitGPT 0.5.13 litgpt/lora.py, LoRAQKVLinear"
 BITSANDBYTES = "bitsandbytes 0.50 backends/cuda/ops.py, _dequant_linear_fallback; autograd/_functions.py, MatMul4Bit"
 
 
-class LoraLinear(Float8Linear, Elementwise):
+class LoraLinear(FakeQuantizedLinear):
     """Linear layers of bitsandbytes (QLoRA) and PEFT; without frozen parameters nn.Linear.
 
     Source: PEFT 0.21 tuners/lora/layer.py.
@@ -34,7 +33,7 @@ class LoraLinear(Float8Linear, Elementwise):
         copies_gradient: bool = False,
         **options: Unpack[LinearOptions],
     ) -> Tensor:
-        """See `Float8Linear.linear`; adds the adapter's x A^T B^T, scaled.
+        """See `FakeQuantizedLinear.linear`; adds the adapter's x A^T B^T, scaled.
 
         `copies_gradient`: whether the output's gradient is transposed, so each matmul's backward copies it.
         """
