@@ -18,6 +18,7 @@ from memcalc.frameworks.draft import Draft
 from memcalc.frameworks.switches import is_on
 from memcalc.frameworks.trainer import note_evaluation, place_trainers_loop
 from memcalc.frameworks.trl import place_adapters_in_bf16, place_logits_of_pairs, place_reentrant_checkpoints
+from memcalc.frameworks.weights import placed_config
 from memcalc.importers import float8
 from memcalc.importers.attention import EAGER, FLASH, SDPA, WORDS, attention
 from memcalc.importers.file_format import (
@@ -94,7 +95,7 @@ FIELDS: dict[str, Meaning] = {
     "fp8_enable_fsdp_float8_all_gather": float8.GATHER,
     **lacking("quantization-aware training").at("qat* quantization"),
     **overcounted("frozen layers").at("unfrozen_parameters freeze_*"),
-    "use_kernels": lacking("kernels from the hub"),
+    "use_kernels": noted("kernels from the hub"),
     **overcounted("expert kernels").at("use_scattermoe use_sonicmoe"),
     "experts_implementation": lacking("expert kernels", known=("grouped_mm", "scattermoe", "sonicmoe")),
     **overcounted("quantized experts").at("quantize_moe_experts dsv4_*"),
@@ -237,9 +238,23 @@ def _finish(draft: Draft) -> None:
     if type(every) is int and every > 0:
         draft.default("training.empty_cache_steps", every)
     note_evaluation(draft, asked=_evaluates(draft.given_fields), batch="eval_batch_size")
+    if is_on(draft.given_fields.get("use_kernels")):
+        _note_kernels(draft)
     if in_8_bits:  # core/trainers/base.py, additional_accelerator_args
         gathers = draft.facts.get("fp8_gather") is True
         float8.multiply_in_8_bits(draft, "tensorwise", gathers=gathers, note=float8.FIRST_LAYER)
+
+
+def _note_kernels(draft: Draft) -> None:
+    """Record kernels that `use_kernels` downloads from the hub (transformers 5.16 integrations/hub_kernels.py).
+
+    Of the modules that are trained on CUDA it replaces norms and the loss by Liger's, and linear attention and Mamba by
+    fused kernels, which save less; only the experts of gpt-oss become MegaBlocks', which pad each expert's tokens.
+    """
+    named = str(draft.given_fields.get("base_model")).lower()
+    padded = placed_config(draft).get("model_type") == "gpt_oss" or "gpt-oss" in named
+    what = "MegaBlocks' experts from the hub" if padded else "kernels from the hub"
+    draft.limit(what, "transformers' own modules are counted", holds_memory=padded)
 
 
 def _note_preference(draft: Draft) -> None:
