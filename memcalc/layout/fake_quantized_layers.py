@@ -21,7 +21,8 @@ def fake_quantized_layers(spec: Spec) -> frozenset[str]:
     if training.fake_quantization == "none":
         return frozenset()
     adapters = adapters_of(spec)
-    head = () if model.tie_word_embeddings else (HEAD,)
+    reads_head = training.loss in ("fused", "tiled")  # the loss then reads its weight as it is
+    head = () if model.tie_word_embeddings or reads_head else (HEAD,)
     there = (*adaptable_modules(model, training.implementation), *head)
     if adapters is not None:
         there = tuple(name for name in there if name in adapters.targets)

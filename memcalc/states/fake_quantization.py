@@ -17,8 +17,8 @@ SOURCE = "torchao 0.13 quantization/qat/fake_quantizer.py: IntxFakeQuantizer.sca
 def scales_of_layers(spec: Spec, parameters: LocalParameters) -> Iterator[RowDraft]:
     """Yield an fp32 scale and a zero point for each group of a weight, and for each token of a layer's input.
 
-    Every rank has those of whole weights. A pass replaces those of the pass before. The scales of a layer that runs on
-    several chunks are counted with what it saves for backward.
+    Every rank has those of whole weights; ranges with gradients are not kept. A pass replaces those of the pass before.
+    The scales of a layer that runs on several chunks are counted with what it saves for backward.
     """
     training, layers, chunked = spec.training, fake_quantized_layers(spec), fake_quantized_chunks(spec)
     for parameter in parameters:
@@ -30,7 +30,8 @@ def scales_of_layers(spec: Spec, parameters: LocalParameters) -> Iterator[RowDra
         tokens = training.row_length // (training.loss_chunks if name in chunked else 1)
         what = "zero points" if name in chunked else "scales and zero points"
         each = 1 if name in chunked else 2
-        yield _kept(parameter, f"{what} of the weight", of_weight, each, f"4·({parameter.formula})/g")
+        if training.fake_quantization == "int8-int4":
+            yield _kept(parameter, f"{what} of the weight", of_weight, each, f"4·({parameter.formula})/g")
         formula = "4·b·s/m" if name in chunked else "4·b·s"
         yield _kept(parameter, f"{what} of the input", (training.sequences, tokens), each, formula)
 

@@ -25,10 +25,10 @@ MODEL = (
 TRAINING = "training: {sequence_length: 128, fake_quantization: int8-int4, fake_quantization_group: 128%s}\n"
 
 
-def layer(dtype: str = "bf16", *, adapters: Adapters | None = None) -> Program:
+def layer(dtype: str = "bf16", *, adapters: Adapters | None = None, by_range: bool = False) -> Program:
     """One linear layer, [n, k]."""
     tape = Tape()
-    choice = FakeQuantization(G, frozenset({"proj"}))
+    choice = FakeQuantization(G, frozenset({"proj"}), by_range=by_range)
     linears = LinearLayers(adapters=adapters, fake_quantization=choice)
     ops = Operators(tape, Dtypes(dtype, dtype), linears)
     x = tape.input("x", ("b", "s", "k"), dtype, "")
@@ -37,7 +37,7 @@ def layer(dtype: str = "bf16", *, adapters: Adapters | None = None) -> Program:
 
 
 def sizes(program: Program) -> list[int]:
-    return program.sizes({"b": 2, "s": T // 2, "k": K, "n": N})
+    return program.sizes({"b": 2, "s": T // 2, "k": K, "n": N, "k/g": K // G})
 
 
 def saved(program: Program) -> int:
@@ -63,6 +63,29 @@ def test_in_fp32_it_saves_eight() -> None:
 def test_a_frozen_weight_is_saved_once_and_its_layers_input_for_the_clamp_alone() -> None:
     """No gradient needs the weight's rounded values; the input's gradient needs the weight, and not the input."""
     assert saved(layer(adapters=FROZEN)) == 2 * N * K + 4 * T * K + 4 * T
+
+
+def test_ranges_with_gradients_save_eighteen_bytes_per_element_of_the_weight() -> None:
+    """In fp32 the weight, its distance to the least, that in scales rounded, and centered; in bf16 the result.
+
+    Of each group the least and largest value, their distance and the scale: torchao 0.17 under saved_tensors_hooks.
+    """
+    of_input = 4 * T * K + 2 * T * K + 4 * T
+
+    assert saved(layer(by_range=True)) == 18 * N * K + 4 * 4 * N * K // G + of_input
+
+
+def test_a_range_divides_with_three_more_tensors_in_backward() -> None:
+    """x / scale, that / scale, -gradient, and their product; then the incoming gradient, and what is still saved.
+
+    The rounded and centered values, and the results, were freed; of the scales' own gradient a sum waits.
+    """
+    program = layer(by_range=True)
+    top = sum(sizes(program)[each] for each in program.kept) + highest(program.backward, sizes(program)).bytes
+
+    of_groups = 4 * 4 * N * K // G + 2 * 4 * N * K // G  # saved; the gradients of scale and zero point
+    of_input = 2 * T * K + 4 * T * K + 4 * T
+    assert top == of_input + (4 + 4) * N * K + 4 * N * K + 4 * 4 * N * K + of_groups
 
 
 def test_forward_peaks_at_the_end_of_the_weights_chain() -> None:
@@ -129,7 +152,8 @@ def test_scales_stay_with_the_modules(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("words", "found"),
     [
-        (["implementation=huggingface"], "implementation = huggingface"),
+        (["implementation=huggingface"], "a tied LM head that is called"),
+        (["implementation=huggingface", "loss=fused", "finetune=lora"], "finetune = lora"),
         (["finetune=qlora"], "finetune = qlora"),
         (["tensor_parallel=2"], "tensor_parallel = 2"),
         (["data_parallel=2", "engine=deepspeed"], "engine = deepspeed"),

@@ -176,7 +176,10 @@ def fake_quantization_of(spec: Spec) -> FakeQuantization | None:
     if training.fake_quantization == "none" or spec.inference is not None:
         return None
     return FakeQuantization(
-        training.fake_quantization_group, fake_quantized_layers(spec), chunked=fake_quantized_chunks(spec)
+        training.fake_quantization_group,
+        fake_quantized_layers(spec),
+        fake_quantized_chunks(spec),
+        by_range=training.fake_quantization == "int8-int4-by-range",
     )
 
 
