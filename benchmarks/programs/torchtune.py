@@ -65,6 +65,25 @@ def draw_program(draw: Draw) -> Program:
     return program(draw, recipe, fields, (hub_id,), data="alpaca")
 
 
+def draw_dora(draw: Draw) -> Program:
+    """Adapters with magnitudes (DoRA) on one GPU."""
+    adapters = draw.of("adapters", ("lora", "qlora", "lora"))
+    hub_id, builder = draw.of("model", MODELS)
+    model = {**model_of(draw, adapters, builder), "use_dora": True}
+    fields = {
+        **fields_of(draw, model, hub_id, draw.of("length", (512, 1024, 2048)), adapters),
+        "dataset": alpaca(packed=draw.of("packed", (False, True, False))),
+        "batch_size": draw.of("batch", (2, 4, 1)),
+        "loss": {"_component_": f"torchtune.modules.loss.{CHUNKED}"},
+        "gradient_accumulation_steps": draw.of("accumulation", (1, 4)),
+        "clip_grad_norm": draw.of("clipping", (None, 1.0)),
+        "dtype": "bf16",
+    }
+    fields = {name: fields[name] for name in ORDER if name in fields}
+    settings = ("variable_lengths=false",)
+    return program(draw, "lora_finetune_single_device", fields, (hub_id,), data="long-alpaca", settings=settings)
+
+
 def draw_dpo(draw: Draw) -> Program:
     """Preference training of adapters: the policy without its adapters is the reference."""
     return dpo(draw, draw.of("adapters", ("lora", "qlora", "lora")))
@@ -252,5 +271,6 @@ FAMILIES = (
     Family("torchtune-dpo-fsdp", TUNE, draw_sharded_dpo),
     Family("torchtune-kd", TUNE, draw_distillation),
     Family("torchtune-kd-fsdp", TUNE, draw_sharded_distillation),
+    Family("torchtune-dora", TUNE, draw_dora),
     Family("torchtune-qat", TUNE_QUANTIZED, draw_quantized),
 )

@@ -44,7 +44,7 @@ FIELDS: dict[str, Meaning] = {
     "loss._component_": fact("loss", "training.loss"),
     "loss.num_output_chunks": part("training.loss_chunks"),
     **nothing().at("loss* optimizer* lr_scheduler* epochs max_steps_per_epoch seed device name"),
-    "model.use_dora": lacking("DoRA"),
+    "model.use_dora": fact("dora", "training.lora.dora"),
     "optimizer_in_bwd": to("training.optimizer_in_backward", {True: True, False: None}),
     "enable_activation_offloading": ACTIVATIONS,
     **fact("offload", "parallelism.offload").at("fsdp_cpu_offload fsdp.cpu_offload"),
@@ -231,6 +231,8 @@ def _adapters(draft: Draft, *, quantized: bool) -> None:
     draft.values["training.finetune"] = "qlora" if quantized else "lora"
     if draft.values["training.recipe"] == "pure":  # recipes/lora_finetune_*.py: built in the run's dtype, and checked
         draft.default("training.lora.adapter_dtype", "compute")
+    if draft.facts.get("dora") is True:
+        draft.default("training.lora.dora", True)
     targets = draft.facts.get("targets")
     if isinstance(targets, list):
         wanted = [_PROJECTIONS.get(str(name), str(name)) for name in targets]

@@ -67,6 +67,7 @@ class Adapters(NamedTuple):
         fused: parts of a layer that one of axolotl's autograd functions runs (`FUSED_PARTS`).
         joined: with LitGPT's modules, those of q, k and v that share its one adapter; None with PEFT's.
         joins_unequal_parts: whether k and v have fewer heads than q.
+        magnitudes: whether an adapter also trains a magnitude for each output (DoRA).
     """
 
     targets: tuple[str, ...]
@@ -81,6 +82,7 @@ class Adapters(NamedTuple):
     fused: tuple[str, ...] = ()
     joined: tuple[str, ...] | None = None
     joins_unequal_parts: bool = False
+    magnitudes: bool = False
 
     @property
     def separate_qkv(self) -> bool:
@@ -171,6 +173,7 @@ def _adapters(
         fused=lora.fused,
         joined=joined,
         joins_unequal_parts=model.num_key_value_heads != model.num_attention_heads,
+        magnitudes=lora.dora,
     )
 
 
