@@ -169,7 +169,7 @@ def _place_fake_quantization(draft: Draft) -> None:
     if group is not None:
         draft.default("training.fake_quantization_group", group)
     draft.notes.append(
-        "fake quantization is counted as in torchao 0.12 and later; torchao until 0.11 saves a byte per element less"
+        "fake quantization is counted as in torchao 0.12 and later; until 0.11 it saved three bytes per element less"
     )
 
 

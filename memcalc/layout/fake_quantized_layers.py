@@ -12,7 +12,7 @@ from memcalc.spec.spec import Spec
 def fake_quantized_layers(spec: Spec) -> frozenset[str]:
     """Return the linear layers with fake quantization, by the last part of their names.
 
-    Without adapters all whose rows are whole groups (torchao 0.13 quantization/linear_quant_modules.py,
+    Without adapters all layers with rows of whole groups (torchao 0.13 quantization/linear_quant_modules.py,
     _check_linear_int4_k); with them the frozen layers that have one (torchtune 0.6.1 training/quantization.py,
     swap_lora_linear_with_qat). A tied LM head reads the embedding's weight and is no nn.Linear (torchtune
     modules/tied_linear.py).
