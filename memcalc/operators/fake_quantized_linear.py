@@ -67,15 +67,17 @@ class FakeQuantizedLinear(Float8Linear, Elementwise):
         choice = self.fake_quantization
         if choice is None or not choice.replaces(module, tied=options.get("tied", False)):
             return super().linear(x, module, weight, out, bias=bias, **options)
-        y = super().linear(self._fake_quantized_input(x, module), module, weight, out, bias=bias, **options)
+        tokens = min(x.shape[:-1], out[:-1], key=len)  # input or output may be split into heads
+        rounded = self._fake_quantized_input(x, module, tokens)
+        y = super().linear(rounded, module, weight, out, bias=bias, **options)
         self.tape.still_referenced(x)  # the argument of the module's call
         return y
 
-    def _fake_quantized_input(self, x: Tensor, module: str) -> Tensor:
-        """Quantize and dequantize an input, with a scale for each token."""
+    def _fake_quantized_input(self, x: Tensor, module: str, tokens: Shape) -> Tensor:
+        """Quantize and dequantize an input, with a scale for each token; `tokens`: their axes."""
         name = f"{module} input"
         x = self.viewed(x, x.shape, f"{name}, by token")
-        saved = self._saved_scales(module, name, x.shape[:-1], 1)
+        saved = self._saved_scales(module, name, tokens, 1)
         scaled = self.tape.new(f"{name} / scale", x.shape, "fp32", SOURCE)
         self.tape.record(
             Node(
