@@ -12,6 +12,7 @@ from benchmarks.programs.models import LARGE, SMALL, Model
 from benchmarks.programs.program import Draw, Family, Program, Sized, written_yaml
 from memcalc.catalogue.shipped import find_shipped
 from memcalc.spec.finetuning import FUSED_FAMILIES
+from memcalc.spec.training import LIGER_FAMILIES
 
 FILE = "config.yaml"
 PRECISIONS: tuple[Mapping[str, Any], ...] = (
@@ -78,6 +79,23 @@ def draw_pairs(draw: Draw) -> Program:
     return replace(written(draw, adapters, model, PAIRS), data=f"pairs-{draw_batch(draw, model).length}")
 
 
+LIGER: Mapping[str, Any] = {
+    "plugins": ["axolotl.integrations.liger.LigerPlugin"],
+    "liger_rope": True,
+    "liger_rms_norm": True,
+    "liger_glu_activation": True,
+    "liger_fused_linear_cross_entropy": True,
+}
+
+
+def draw_quantized(draw: Draw) -> Program:
+    """Quantization-aware training of a whole model on one GPU, with Liger's kernels as in axolotl's examples."""
+    known = [each for each in SMALL if _model_type(each) in LIGER_FAMILIES]
+    scheme = {"activation_dtype": "int8", "weight_dtype": "int4", "group_size": draw.of("group size", (32, 64, 128))}
+    model = draw.of("model with Liger's kernels", known)
+    return written(draw, "full", model, {**LIGER, "qat": scheme, **draw.of("lengths", WHOLE)})
+
+
 def _model_type(model: Model) -> str:
     entry = find_shipped(model.hub_id)
     return "" if entry is None else str(entry.config["model_type"])
@@ -134,4 +152,5 @@ FAMILIES = (
     Family("axolotl", AXOLOTL, draw_program),
     Family("axolotl-lora", AXOLOTL, draw_fused),
     Family("axolotl-dpo", AXOLOTL, draw_pairs),
+    Family("axolotl-qat", AXOLOTL, draw_quantized),
 )

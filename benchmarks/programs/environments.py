@@ -44,6 +44,8 @@ TITAN_FLOAT8 = Environment("titan-float8", (*TITAN.requirements, "torchao==0.18.
 TUNE = Environment(
     "tune", ("torchtune==0.6.1", "torchao==0.13.0"), ("torch", "triton", "torchtune", "torchao", "bitsandbytes")
 )
+# torchtune 0.6.1 wants the class of torchao's settings that torchao 0.13 renamed.
+TUNE_QUANTIZED = Environment("tune-qat", ("torchtune==0.6.1", "torchao==0.12.0"), TUNE.packages)
 FACTORY = Environment(
     "factory", ("llamafactory==0.9.5", "bitsandbytes==0.50.2"), (*_TRANSFORMERS, "llamafactory", "trl")
 )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.programs.checkpoints import TORCHTUNE
-from benchmarks.programs.environments import TUNE
+from benchmarks.programs.environments import TUNE, TUNE_QUANTIZED
 from benchmarks.programs.huggingface import ADAPTERS, CARDS
 from benchmarks.programs.program import STEPS, Draw, Family, Program, Sized, dumped_yaml
 
@@ -34,6 +34,7 @@ DISTILLATION_LOSSES = (
     (f"torchtune.modules.loss.{CHUNKED}", "SymmetricKLWithChunkedOutputLoss"),
     ("torch.nn.CrossEntropyLoss", "ForwardKLLoss"),
 )
+QUANTIZER = "torchtune.training.quantization.Int8DynActInt4WeightQATQuantizer"
 SCHEDULE = {
     "_component_": "torchtune.training.lr_schedulers.get_cosine_schedule_with_warmup",
     "num_warmup_steps": 100,
@@ -62,6 +63,25 @@ def draw_program(draw: Draw) -> Program:
     fields = {name: fields[name] for name in ORDER if name in fields}
     recipe = "full_finetune_single_device" if adapters == "full" else "lora_finetune_single_device"
     return program(draw, recipe, fields, (hub_id,), data="alpaca")
+
+
+def draw_dora(draw: Draw) -> Program:
+    """Adapters with magnitudes (DoRA) on one GPU."""
+    adapters = draw.of("adapters", ("lora", "qlora", "lora"))
+    hub_id, builder = draw.of("model", MODELS)
+    model = {**model_of(draw, adapters, builder), "use_dora": True}
+    fields = {
+        **fields_of(draw, model, hub_id, draw.of("length", (512, 1024, 2048)), adapters),
+        "dataset": alpaca(packed=draw.of("packed", (False, True, False))),
+        "batch_size": draw.of("batch", (2, 4, 1)),
+        "loss": {"_component_": f"torchtune.modules.loss.{CHUNKED}"},
+        "gradient_accumulation_steps": draw.of("accumulation", (1, 4)),
+        "clip_grad_norm": draw.of("clipping", (None, 1.0)),
+        "dtype": "bf16",
+    }
+    fields = {name: fields[name] for name in ORDER if name in fields}
+    settings = ("variable_lengths=false",)
+    return program(draw, "lora_finetune_single_device", fields, (hub_id,), data="long-alpaca", settings=settings)
 
 
 def draw_dpo(draw: Draw) -> Program:
@@ -132,6 +152,24 @@ def distillation(draw: Draw, adapters: str, *, gpus: int = 1) -> Program:
     settings = ("variable_lengths=false",) if data == "long-alpaca" else ()
     recipe = f"knowledge_distillation_{'distributed' if gpus > 1 else 'single_device'}"
     return program(draw, recipe, fields, models, data=data, settings=settings, gpus=gpus)
+
+
+def draw_quantized(draw: Draw) -> Program:
+    """Quantization-aware training on two GPUs, of a whole model or of adapters."""
+    adapters = draw.of("adapters", ("full", "lora"))
+    hub_id, builder = draw.of("model", MODELS)
+    fields = {
+        **fields_of(draw, model_of(draw, adapters, builder), hub_id, draw.of("length", (512, 1024, 2048)), adapters),
+        "dataset": alpaca(packed=draw.of("packed", (False, True, False))),
+        "batch_size": draw.of("batch", (2, 4, 1)),
+        "loss": {"_component_": f"torchtune.modules.loss.{CHUNKED}"},
+        "gradient_accumulation_steps": draw.of("accumulation", (1, 4)),
+        "clip_grad_norm": draw.of("clipping", (None, 1.0)),
+        "quantizer": {"_component_": QUANTIZER, "groupsize": draw.of("group size", (256, 32, 128))},
+        "dtype": draw.of("dtype", ("bf16", "bf16", "fp32", "bf16")) if adapters == "full" else "bf16",
+    }
+    recipe = "qat_distributed" if adapters == "full" else "qat_lora_finetune_distributed"
+    return program(draw, recipe, fields, (hub_id,), data="alpaca", gpus=2)
 
 
 def model_of(draw: Draw, adapters: str, builder: str) -> dict[str, Any]:
@@ -233,4 +271,6 @@ FAMILIES = (
     Family("torchtune-dpo-fsdp", TUNE, draw_sharded_dpo),
     Family("torchtune-kd", TUNE, draw_distillation),
     Family("torchtune-kd-fsdp", TUNE, draw_sharded_distillation),
+    Family("torchtune-dora", TUNE, draw_dora),
+    Family("torchtune-qat", TUNE_QUANTIZED, draw_quantized),
 )

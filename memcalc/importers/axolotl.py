@@ -18,6 +18,7 @@ from memcalc.frameworks.draft import Draft
 from memcalc.frameworks.switches import is_on
 from memcalc.frameworks.trainer import note_evaluation, place_trainers_loop
 from memcalc.frameworks.trl import place_adapters_in_bf16, place_logits_of_pairs, place_reentrant_checkpoints
+from memcalc.frameworks.weights import placed_config
 from memcalc.importers import float8
 from memcalc.importers.attention import EAGER, FLASH, SDPA, WORDS, attention
 from memcalc.importers.file_format import (
@@ -41,6 +42,7 @@ from memcalc.spec.model_families.field_types import shown
 _CHECKPOINTS = {**RECOMPUTE, "offload_disk": "full"}
 
 _PREFERENCES = ("dpo", "ipo", "orpo", "simpo", "kto", "grpo", "gdpo", "ebft")  # axolotl 0.19 utils/schemas/enums.py
+_QAT_GROUP = 32  # utils/schemas/quantization.py
 _DPO = ("dpo", "ipo")  # of these, those that TRL's DPOTrainer runs
 _OTHER_LOSS = ("orpo_*", "simpo_*", "cpo_*", "kto_*", "dpo_*", "rpo_*")
 
@@ -97,9 +99,14 @@ FIELDS: dict[str, Meaning] = {
     "torch_compile_mode": COMPILE_MODE,
     "fp8": float8.FLAG,
     "fp8_enable_fsdp_float8_all_gather": float8.GATHER,
-    **lacking("quantization-aware training").at("qat* quantization"),
+    "qat.activation_dtype": fact("qat_inputs", "training.fake_quantization"),
+    "qat.weight_dtype": fact("qat_weights", "training.fake_quantization"),
+    "qat.group_size": fact("qat_group", "training.fake_quantization_group"),
+    "qat.fake_quant_after_n_steps": nothing("the steps with fake quantization need more memory and are counted"),
+    "qat.quantize_embedding": lacking("a fake-quantized embedding"),
+    "quantization*": nothing("a model is quantized after training"),
     **overcounted("states", "frozen layers").at("unfrozen_parameters freeze_*"),
-    "use_kernels": lacking("kernels from the hub"),
+    "use_kernels": noted("kernels from the hub"),
     **overcounted("activations", "expert kernels").at("use_scattermoe use_sonicmoe"),
     "experts_implementation": lacking("expert kernels", known=("grouped_mm", "scattermoe", "sonicmoe")),
     **overcounted("precision", "quantized experts").at("quantize_moe_experts dsv4_*"),
@@ -242,9 +249,46 @@ def _finish(draft: Draft) -> None:
     if type(every) is int and every > 0:
         draft.default("training.empty_cache_steps", every)
     note_evaluation(draft, asked=_evaluates(draft.given_fields), batch="eval_batch_size")
+    _place_fake_quantization(draft)
+    if is_on(draft.given_fields.get("use_kernels")):
+        _note_kernels(draft)
     if in_8_bits:  # core/trainers/base.py, additional_accelerator_args
         gathers = draft.facts.get("fp8_gather") is True
         float8.multiply_in_8_bits(draft, "tensorwise", gathers=gathers, note=float8.FIRST_LAYER)
+
+
+def _place_fake_quantization(draft: Draft) -> None:
+    """Set fake quantization (utils/quantization.py, prepare_model_for_qat).
+
+    Of its schemes torchao 0.17 rejects NVFP4's (_infer_fake_quantize_configs), which begins with the weights alone.
+    """
+    facts = draft.facts
+    if not {"qat_weights", "qat_inputs"} & facts.keys():
+        return
+    inputs, weights = (str(facts.get(name)).lower() for name in ("qat_inputs", "qat_weights"))
+    whole = draft.values.get("training.finetune", "full") == "full"
+    if (inputs, weights) != ("int8", "int4") or not whole or draft.given("training.implementation") != "huggingface":
+        why = "axolotl 0.19 with torchao 0.17 does not start with it" if weights == "nvfp4" else ""
+        draft.limit(f"quantization-aware training with {weights} weights", why, holds_memory=True)
+        return
+    if draft.given("training.loss") != "fused":
+        draft.limit("quantization-aware training with an LM head that is called", holds_memory=True)
+        return
+    draft.default("training.fake_quantization", "int8-int4-by-range")
+    group = facts.get("qat_group", _QAT_GROUP)
+    draft.default("training.fake_quantization_group", _QAT_GROUP if group is None else group)
+
+
+def _note_kernels(draft: Draft) -> None:
+    """Record kernels that `use_kernels` downloads from the hub (transformers 5.16 integrations/hub_kernels.py).
+
+    Of the modules that are trained on CUDA it replaces norms and the loss by Liger's, and linear attention and Mamba by
+    fused kernels, which save less; only the experts of gpt-oss become MegaBlocks', which pad each expert's tokens.
+    """
+    named = str(draft.given_fields.get("base_model")).lower()
+    padded = placed_config(draft).get("model_type") == "gpt_oss" or "gpt-oss" in named
+    what = "MegaBlocks' experts from the hub" if padded else "kernels from the hub"
+    draft.limit(what, "transformers' own modules are counted", holds_memory=padded)
 
 
 def _note_preference(draft: Draft) -> None:

@@ -209,7 +209,12 @@ def _inner_size(draft: Draft) -> None:
     if str(values.get("model.mlp", "gelu")).endswith("glu"):
         inner = int(inner * 2 / 3) // 2
     values["model.intermediate_size"] = size = -(-inner // multiple) * multiple
-    if size != configured:
+    if size != configured and not {"inner", "expansion"} & facts.keys():
+        draft.notes.append(
+            f"GPT-NeoX gives a gated MLP without intermediate_size {size:,} features, and until September 2024 (#1212) "
+            f"gave Llama's {-(-(8 * hidden // 3) // multiple) * multiple:,}: --set intermediate_size= sets it"
+        )
+    elif size != configured:
         draft.notes.append(f"intermediate_size {configured:,} resolves to {size:,} in GPT-NeoX")
 
 

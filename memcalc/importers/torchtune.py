@@ -44,13 +44,16 @@ FIELDS: dict[str, Meaning] = {
     "loss._component_": fact("loss", "training.loss"),
     "loss.num_output_chunks": part("training.loss_chunks"),
     **nothing().at("loss* optimizer* lr_scheduler* epochs max_steps_per_epoch seed device name"),
-    "model.use_dora": lacking("DoRA"),
+    "model.use_dora": fact("dora", "training.lora.dora"),
     "optimizer_in_bwd": to("training.optimizer_in_backward", {True: True, False: None}),
     "enable_activation_offloading": ACTIVATIONS,
     **fact("offload", "parallelism.offload").at("fsdp_cpu_offload fsdp.cpu_offload"),
     "compile": COMPILE,
     **overcounted("activations", "checkpointing of some layers", "--set recompute= sets it").at("ac_mode ac_option"),
-    **lacking("quantization-aware training").at("quantizer* fake_quant*"),
+    "quantizer._component_": fact("quantizer", "training.fake_quantization"),
+    "quantizer.groupsize": fact("group", "training.fake_quantization_group"),
+    "quantizer*": lacking("options of a quantizer"),
+    "fake_quant_after_n_steps": nothing("the steps with fake quantization need more memory and are counted"),
     "teacher_model._component_": fact("teacher", "training.teacher"),
     "teacher_model*": lacking("arguments of a teacher"),
     **nothing("loading is not estimated").at(
@@ -94,6 +97,8 @@ _OPTIMIZERS = {
     "adamw8bit": "adam-8bit",
     "adamw4bit": "adam-4bit",
 }
+# torchtune 0.6.1 training/quantization.py
+_QUANTIZERS = {f"Int8DynActInt4WeightQATQuantizer{suffix}": "int8-int4" for suffix in ("", "ModuleSwap")}
 _PROJECTIONS = {"output_proj": "o_proj"}  # names that differ from Hugging Face's
 _DIVERGENCES = {
     f"{kind}KL{chunked}Loss": kind.lower()
@@ -143,6 +148,7 @@ def _finish(draft: Draft) -> None:
             "torchtune 0.6.1 leaves the allocator's settings alone, and its main branch has expandable segments: "
             f"--set alloc_conf={EXPANDABLE}"
         )
+    _place_fake_quantization(draft)
     _place_teacher(draft)
     _note_other_models(draft)
     steps = draft.given_fields.get("run_val_every_n_steps")
@@ -154,6 +160,24 @@ def _place_batch_of_ppo(draft: Draft) -> None:
     size, parts = draft.facts.get("ppo_batch"), draft.given_fields.get("gradient_accumulation_steps", 1)
     if type(size) is int and type(parts) is int and 0 < parts <= size:
         draft.values["training.micro_batch_size"] = size // parts
+
+
+def _place_fake_quantization(draft: Draft) -> None:
+    """Set fake quantization (recipes/qat_distributed.py, qat_lora_finetune_distributed.py)."""
+    quantizer = draft.facts.get("quantizer")
+    if quantizer is None:
+        return
+    name = str(quantizer).rpartition(".")[2]
+    if name not in _QUANTIZERS:
+        draft.limit(f"quantization-aware training with {name}", holds_memory=True)
+        return
+    draft.default("training.fake_quantization", _QUANTIZERS[name])
+    group = draft.facts.get("group")
+    if group is not None:
+        draft.default("training.fake_quantization_group", group)
+    draft.notes.append(
+        "fake quantization is counted as in torchao 0.12 and later; until 0.11 it saved three bytes per element less"
+    )
 
 
 def _place_teacher(draft: Draft) -> None:
@@ -214,6 +238,8 @@ def _adapters(draft: Draft, *, quantized: bool) -> None:
     draft.values["training.finetune"] = "qlora" if quantized else "lora"
     if draft.values["training.recipe"] == "pure":  # recipes/lora_finetune_*.py: built in the run's dtype, and checked
         draft.default("training.lora.adapter_dtype", "compute")
+    if draft.facts.get("dora") is True:
+        draft.default("training.lora.dora", True)
     targets = draft.facts.get("targets")
     if isinstance(targets, list):
         wanted = [_PROJECTIONS.get(str(name), str(name)) for name in targets]

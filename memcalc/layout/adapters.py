@@ -67,6 +67,7 @@ class Adapters(NamedTuple):
         fused: parts of a layer that one of axolotl's autograd functions runs (`FUSED_PARTS`).
         joined: with LitGPT's modules, those of q, k and v that share its one adapter; None with PEFT's.
         joins_unequal_parts: whether k and v have fewer heads than q.
+        magnitudes: whether an adapter also trains a magnitude for each output (DoRA).
     """
 
     targets: tuple[str, ...]
@@ -81,6 +82,7 @@ class Adapters(NamedTuple):
     fused: tuple[str, ...] = ()
     joined: tuple[str, ...] | None = None
     joins_unequal_parts: bool = False
+    magnitudes: bool = False
 
     @property
     def separate_qkv(self) -> bool:
@@ -113,6 +115,14 @@ def adapters_of(spec: Spec) -> Adapters | None:
         found = found._replace(quantized=found.quantized._replace(storage=storage, unsharded=left))
     # DeepSpeed 0.19 runtime/zero/linear.py: under stage 3 each layer saves input and weight, trained or not.
     return found._replace(saves_inputs=True) if replaces_linears(spec) else found
+
+
+def keeps_qkv_apart(spec: Spec) -> bool:
+    """Return whether plain modules have separate q, k and v projections: each with an adapter, or fake-quantized."""
+    adapters = None if spec.training.lora is None else adapters_of(spec)
+    if adapters is not None:
+        return adapters.separate_qkv
+    return spec.training.fake_quantization != "none"
 
 
 def replaces_linears(spec: Spec) -> bool:
@@ -163,6 +173,7 @@ def _adapters(
         fused=lora.fused,
         joined=joined,
         joins_unequal_parts=model.num_key_value_heads != model.num_attention_heads,
+        magnitudes=lora.dora,
     )
 
 

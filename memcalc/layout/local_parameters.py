@@ -14,7 +14,7 @@ from itertools import chain
 from math import prod
 from typing import NamedTuple
 
-from memcalc.layout.adapters import Adapters, adapters_of
+from memcalc.layout.adapters import Adapters, adapters_of, keeps_qkv_apart
 from memcalc.layout.parameters import (
     Axis,
     Parameter,
@@ -150,6 +150,7 @@ def stage_parameters(spec: Spec, stage: Stage) -> LocalParameters:
         pipeline=spec.parallelism.pipeline_parallel > 1,
         stage=_alike(spec.model, stage),
         adapters=adapters_of(spec),
+        apart=keeps_qkv_apart(spec),
         precision=Precision(
             base_dtype(spec.training), spec.training.fp32_modules, tower_trains(spec.model, spec.training)
         ),
@@ -173,9 +174,10 @@ def _stage_parameters(
     pipeline: bool,
     stage: Stage,
     adapters: Adapters | None,
+    apart: bool,
     precision: Precision,
 ) -> LocalParameters:
-    model = weight_layout(model, implementation, split.tensor, adapted=adapters is not None and adapters.separate_qkv)
+    model = weight_layout(model, implementation, split.tensor, apart=apart)
     shares = model_values(model, split.tensor)
     layers = stage.layers
     here = layers_by_prefix(model, ((piece.first, piece.stop) for piece in stage.chunks))

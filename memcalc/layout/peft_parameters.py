@@ -8,7 +8,7 @@ from memcalc.layout.adapters import Adapters, Quantization, adapters_of
 from memcalc.layout.local_parameters import LocalParameter
 from memcalc.layout.parameters import Axis, Parameter, count_parameters, parameter_table, trains_with_text
 from memcalc.layout.weight_layout import weight_layout
-from memcalc.spec.finetuning import EMBEDDING, HEAD, base_dtype
+from memcalc.spec.finetuning import EMBEDDING, HEAD, MAGNITUDE, base_dtype
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.spec import Spec
@@ -47,13 +47,13 @@ def with_adapters(
         elif matrix and name == "qkv_proj" and adapters.joined:
             yield from _joined_adapter(parameter, adapters, model)
         elif matrix and name in adapters.targets:
-            yield from _adapter(parameter, adapters.dtype, ("r", adapters.rank))
+            yield from _adapter(parameter, adapters)
         if name == EMBEDDING and model.tie_word_embeddings:
             tied = parameter._replace(module=HEAD, where="head")
     if tied is not None and HEAD in adapters.saved:
         yield _trained_copy(tied, base)
     elif tied is not None and HEAD in adapters.targets:
-        yield from _adapter(tied, adapters.dtype, ("r", adapters.rank))
+        yield from _adapter(tied, adapters)
 
 
 def _trained_copy(parameter: LocalParameter, dtype: str) -> LocalParameter:
@@ -61,11 +61,18 @@ def _trained_copy(parameter: LocalParameter, dtype: str) -> LocalParameter:
     return parameter._replace(module=f"{parameter.module}.saved", dtype=dtype)
 
 
-def _adapter(parameter: LocalParameter, dtype: str, rank: Axis) -> Iterator[LocalParameter]:
-    """Yield the LoRA matrices (arXiv 2106.09685): A is r x in, B is out x r, so r (in + out) elements."""
-    out, into = parameter.axes
-    for name, axes in (("lora_A", (rank, into)), ("lora_B", (out, rank))):
-        yield LocalParameter(f"{parameter.module}.{name}", "weight", axes, parameter.count, parameter.where, dtype)
+def _adapter(parameter: LocalParameter, adapters: Adapters) -> Iterator[LocalParameter]:
+    """Yield the LoRA matrices (arXiv 2106.09685): A is r x in, B is out x r, so r (in + out) elements.
+
+    DoRA (arXiv 2402.09353) adds a magnitude for each output.
+    """
+    (out, into), rank = parameter.axes, ("r", adapters.rank)
+    parts: list[tuple[str, tuple[Axis, ...]]] = [("lora_A", (rank, into)), ("lora_B", (out, rank))]
+    if adapters.magnitudes:
+        parts.append((MAGNITUDE, (out,)))
+    for name, axes in parts:
+        module = f"{parameter.module}.{name}"
+        yield LocalParameter(module, "weight", axes, parameter.count, parameter.where, adapters.dtype)
 
 
 def _joined_adapter(parameter: LocalParameter, adapters: Adapters, model: ModelSpec) -> Iterator[LocalParameter]:
@@ -168,7 +175,7 @@ def _adapter_parameters(spec: Spec) -> int:
     adapters = adapters_of(spec)
     if adapters is None:
         return 0
-    model = weight_layout(spec.model, spec.training.implementation, adapted=adapters.separate_qkv)
+    model = weight_layout(spec.model, spec.training.implementation, apart=adapters.separate_qkv)
     rows = with_adapters(map(_held, parameter_table(model)), adapters, base_dtype(spec.training), model)
     return sum(row.count * row.elements for row in rows if row.trains)
 

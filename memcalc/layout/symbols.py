@@ -15,6 +15,7 @@ from memcalc.workspaces import round_up
 
 # TRL 1.16 trl/kernels/chunked_logprob.py, TOKEN_CHUNK_SIZE; trl/trainer/utils.py, _CHUNKED_LOGPROB_CHUNK_SIZE
 TILE_ROWS, TILE_COLUMNS = 4096, 32768
+GROUPED = ("d", "F", "h·d_h")  # inputs of linear layers, which fake quantization divides into groups
 LINEAR_CHUNK = 64  # tokens; transformers 5.23 models/qwen3_5/modeling_qwen3_5.py, torch_chunk_gated_delta_rule
 
 MEANINGS = {
@@ -230,6 +231,9 @@ def symbol_values(spec: Spec, gpu: GpuSpec | None) -> dict[str, int]:
     values["s/(c·t)"] = -(-values["s/c"] // parallelism.tensor_parallel)
     if spec.model.moe is not None:
         values |= _expert_values(spec, values)
+    if spec.training.fake_quantization != "none":
+        group = spec.training.fake_quantization_group
+        values |= {f"{axis}/g": values[axis] // group for axis in GROUPED if axis in values}
     if spec.training.lora is not None:
         values["r"] = spec.training.lora.rank
         values |= _joined_values(spec)

@@ -39,18 +39,16 @@ def sums_unsharded(spec: Spec) -> bool:
     return parallelism.reduces_once and several
 
 
-def weight_layout(
-    model: ModelSpec, implementation: str, tensor_parallel: int = 1, *, adapted: bool = False
-) -> ModelSpec:
+def weight_layout(model: ModelSpec, implementation: str, tensor_parallel: int = 1, *, apart: bool = False) -> ModelSpec:
     """Return the model with the weight layout of the modules that run.
 
     Plain fuses q, k, v and keeps gate and up separate. Megatron-Core fuses both, and rounds the vocabulary up to a
-    multiple of 128·t (Megatron-LM megatron/training/tokenizer: make_vocab_size_divisible_by). `adapted`: with adapters,
-    plain keeps q, k and v separate where the checkpoint does.
+    multiple of 128·t (Megatron-LM megatron/training/tokenizer: make_vocab_size_divisible_by). `apart`: whether plain
+    keeps q, k and v separate where the checkpoint does.
     """
     changes: dict[str, object] = {}
     if implementation == "plain":
-        own = adapted or model.mla is not None
+        own = apart or model.mla is not None
         changes = {"fused_qkv": model.fused_qkv if own else True, "fused_gate_up": False}
     elif implementation == "megatron":
         step = 128 * tensor_parallel

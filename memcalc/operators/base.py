@@ -13,6 +13,7 @@ from memcalc.programs.tape import NEW, Node, Shape, Tape, Tensor
 from memcalc.spec.fp32_modules import in_fp32
 
 if TYPE_CHECKING:
+    from memcalc.operators.fake_quantized_linear import FakeQuantization
     from memcalc.operators.float8 import Float8
 
 TIED_SUM = "sum with the tied head's gradient"  # name of this sum in rows
@@ -49,6 +50,7 @@ class LinearLayers(NamedTuple):
         adapters: adapters of a frozen base model; None: the model's own parameters train.
         replaced: whether DeepSpeed's stage 3 runs its own linear layers (runtime/zero/linear.py).
         float8: options of torchao's FP8 linear layers.
+        fake_quantization: options of torchao's fake-quantized linear layers.
         fp8: scaling recipe of Transformer Engine's FP8 GEMMs.
         fp8_columns: whether Transformer Engine makes a second FP8 copy for backward GEMMs.
     """
@@ -56,6 +58,7 @@ class LinearLayers(NamedTuple):
     adapters: Adapters | None = None
     replaced: bool = False
     float8: Float8 | None = None
+    fake_quantization: FakeQuantization | None = None
     fp8: str = "none"
     fp8_columns: bool = False
 
@@ -75,7 +78,9 @@ class Base:
     def __init__(self, tape: Tape, dtypes: Dtypes, linears: LinearLayers = NN_LINEAR) -> None:
         self.tape = tape
         self.compute, self.parameters, self.autocast, self.caches_casts, self.fp32_modules = dtypes
-        self.adapters, self.replaced_linears, self.float8, self.fp8, self.fp8_columns = linears
+        self.adapters, self.replaced_linears, self.float8 = linears.adapters, linears.replaced, linears.float8
+        self.fake_quantization = linears.fake_quantization
+        self.fp8, self.fp8_columns = linears.fp8, linears.fp8_columns
         self.fuses_weight_gradients = True  # whether Megatron-Core's GEMMs add to the main gradients
         self.cached: dict[Tensor, Tensor] = {}  # casts of leaves that autocast has cached
 

@@ -174,7 +174,7 @@ class ChunkedLoss(LoraLinear, Loss):
         if tied:  # the embedding's gradient is still to come
             tape.gradients.tied = totals.get(f"{HEAD}.weight", tape.gradients.tied)
         else:
-            last = of_chunks[0][0]
+            last = next((node for node in of_chunks[0] if node.parameters), of_chunks[0][0])
             last.deferred = last.deferred._replace(completes=tuple(totals.values()))
 
     def fused_cross_entropy(self, x: Tensor, weight: Shape, *, tied: bool) -> None:

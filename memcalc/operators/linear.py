@@ -69,6 +69,7 @@ class Linear(Base):
             self.tape.still_referenced(x, product)
             return total
         given, tape, trains = x, self.tape, self.trains(module)
+        operand = self.weight_operand(module, weight, tied=tied)
         dtype = self.compute if self.autocast else x.dtype
         casts: list[Tensor] = []
         parameters: list[int] = []
@@ -80,6 +81,9 @@ class Linear(Base):
             if tensor == "input":
                 x = self.autocast_input(x, module)
             if tensor not in shapes:
+                continue
+            if tensor == "weight" and operand is not None:
+                casts.insert(0, self.cast(operand, dtype, f"{module}.weight in {dtype}"))
                 continue
             at = len(casts) if tensor == "bias" else 0  # the weight's before the bias's
             if not trains:
@@ -97,11 +101,12 @@ class Linear(Base):
                 casts.insert(at, self.cast_weight(module, tensor, shapes[tensor], gradient))
         y = tape.new(f"{module} output", out, dtype, "torch.nn.functional.linear")
         gathered = self._gathered(x, module) if not row else self._gathered(Tensor(-1, out, x.dtype), module)
+        of_bias = parameters if operand is not None else parameters[1:]
         if bias and trains:
             # Input or output may be split into heads; the leading axes of the other one are the tokens.
             leading = min(x.shape[:-1], out[:-1], key=len)
             tokens = tuple("s" if axis == "s/t" else axis for axis in leading)
-            sums += ((index, 1) for index in parameters[1:])
+            sums += ((index, 1) for index in of_bias)
             sums += self.column_sum(module, "bias", tokens, (weight[0],))
         # transformers' Conv1D calls torch.addmm (pytorch_utils.py), which DeepSpeed does not replace.
         replaced = self.replaced_linears and not conv1d
@@ -124,11 +129,11 @@ class Linear(Base):
             forward=ForwardMemory(temporaries=gathered),
             backward=BackwardMemory(
                 temporaries=gathered,
-                summed=tuple(parameters[1:]),
+                summed=tuple(of_bias),
                 summed_later=tuple(sums),
                 parameters_first=not input_first,
                 reversed_accumulation=True,
-                input_viewed_first=len(parameters) > 1,
+                input_viewed_first=bool(of_bias),
             ),
             parameters=tuple(parameters),
             keeps_weight=not trains,
@@ -138,6 +143,10 @@ class Linear(Base):
         )
         tape.record(node, trains=trains)
         return y
+
+    def weight_operand(self, module: str, weight: Shape, *, tied: bool) -> Tensor | None:  # noqa: ARG002 -- of subclasses
+        """Return the matrix that a linear layer multiplies with, if operators compute it from its weight."""
+        return None
 
     def plus_bias(self, x: Tensor, module: str, width: str, dtype: str) -> Tensor:
         """Add a parameter of the last axis to x, into a new tensor; saves nothing."""

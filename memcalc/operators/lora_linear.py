@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import Unpack
 
 from memcalc.operators.base import DERIVATIVES
-from memcalc.operators.elementwise import Elementwise
-from memcalc.operators.float8 import Float8Linear
+from memcalc.operators.fake_quantized_linear import FakeQuantizedLinear
 from memcalc.operators.linear import LinearOptions
 from memcalc.programs import operator_workspaces
-from memcalc.programs.tape import NEW, BackwardMemory, ForwardMemory, Node, Shape, Tensor
-from memcalc.spec.finetuning import QKV
+from memcalc.programs.tape import NEW, REDUCED, BackwardMemory, ForwardMemory, Node, Shape, Tensor
+from memcalc.spec.finetuning import MAGNITUDE, QKV
 from memcalc.workspaces import ceil_div
 
+DORA = "torchtune 0.6.1 modules/peft/dora.py, DoRALinear"
 LITGPT = "LitGPT 0.5.13 litgpt/lora.py, LoRAQKVLinear"
 BITSANDBYTES = "bitsandbytes 0.50 backends/cuda/ops.py, _dequant_linear_fallback; autograd/_functions.py, MatMul4Bit"
 
 
-class LoraLinear(Float8Linear, Elementwise):
+class LoraLinear(FakeQuantizedLinear):
     """Linear layers of bitsandbytes (QLoRA) and PEFT; without frozen parameters nn.Linear.
 
     Source: PEFT 0.21 tuners/lora/layer.py.
@@ -34,7 +34,7 @@ class LoraLinear(Float8Linear, Elementwise):
         copies_gradient: bool = False,
         **options: Unpack[LinearOptions],
     ) -> Tensor:
-        """See `Float8Linear.linear`; adds the adapter's x A^T B^T, scaled.
+        """See `FakeQuantizedLinear.linear`; adds the adapter's x A^T B^T, scaled.
 
         `copies_gradient`: whether the output's gradient is transposed, so each matmul's backward copies it.
         """
@@ -107,7 +107,7 @@ class LoraLinear(Float8Linear, Elementwise):
         assert adapters is not None
         quantized = adapters.quantizes(module)
         dtype = base.dtype
-        if quantized:
+        if quantized and not adapters.magnitudes:
             base = self.copy(base, f"{module} output, cloned", out)  # tuners/lora/bnb.py
         into = x
         if not (quantized and self.autocast):
@@ -115,12 +115,54 @@ class LoraLinear(Float8Linear, Elementwise):
         dropped = self.dropout(into, f"{module} adapter dropout", adapters.dropout)
         low = self._matrix(dropped, f"{module}.lora_A", ("r", weight[1]), (*x.shape[:2], "r"))
         high = self._in_order(self._matrix(low, f"{module}.lora_B", (weight[0], "r"), out), module, copies=copies)
+        if adapters.magnitudes:
+            y = self._with_magnitude(base, high, module, weight)
+            tape.still_referenced(x, into, low)
+            return y
         scaled = self.scale(high, f"{module} adapter output")
         if quantized and not self.autocast:
             scaled = self.cast(scaled, dtype, f"{module} adapter output in {dtype}")
         total = self.add(base, scaled, f"{module} with adapter")
         y = total if quantized else self.cast(total, dtype, f"{module} with adapter in {dtype}")
         tape.still_referenced(x, into)  # references: the caller's argument, and the variable that replaces it
+        return y
+
+    def _with_magnitude(self, base: Tensor, high: Tensor, module: str, weight: Shape) -> Tensor:
+        """base + (m - 1) * base + m * high * scaling, for the magnitude m over the norm of each row of W + B A.
+
+        The adapter's matrix is its output for the identity, and stays allocated until the layer returns; no gradient
+        flows through the norm. torchtune 0.6.1 modules/peft/dora.py, DoRALinear.forward.
+        """
+        adapters, tape, dtype = self.adapters, self.tape, base.dtype
+        assert adapters is not None
+        out, into = weight
+        identity = self.table(f"{module} identity", (into, into), dtype, DORA)
+        low = self.table(f"{module}.lora_A of the identity", (into, "r"), dtype, DORA, of=(identity,))
+        matrix = self.table(f"{module} adapter as a matrix", (into, out), dtype, DORA, of=(low,))
+        whole: tuple[Tensor, ...] = ()
+        if adapters.quantizes(module):
+            whole = (self.table(f"{module}.weight dequantized for its norm", weight, dtype, DORA),)
+        norm = self.table(f"{module} norms of rows", (out,), dtype, DORA, of=(matrix, *whole))
+        names = (f"{module} adapter, scaled", f"{module} sum of weights")
+        sums = tuple(tape.store(name, weight, dtype, DORA) for name in names)
+        tape.nodes[-1].forward = ForwardMemory(temporaries=sums)
+        share = tape.new(f"{module} magnitude over norm", (out,), dtype, DORA)
+        trained = f"{module}.{MAGNITUDE}"
+        gradient = self.parameter_gradient(trained, "weight", (out,), adapters.dtype)
+        tape.record(Node(trained, (), (share,), (norm.storage,), (), parameters=(gradient,), module=trained))
+        beyond = self.shift(share, f"{module} magnitude beyond 1")
+        first = self._scaled_columns(base, beyond, f"{module} output, scaled")
+        second = self.scale(self._scaled_columns(high, share, f"{module} adapter output, scaled"), f"{module} adapter")
+        total = self.add(first, second, f"{module} change")
+        y = self.add(total, base, f"{module} with adapter")
+        tape.still_referenced(identity, low, matrix, *whole, norm, share, base, high, total)
+        return y
+
+    def _scaled_columns(self, x: Tensor, columns: Tensor, name: str) -> Tensor:
+        """x times a number for each feature; saves both. The numbers' gradient is first as large as x, then summed."""
+        y = self.tape.new(name, x.shape, x.dtype, DERIVATIVES)
+        saved = (x.storage, columns.storage) if x.grad else (x.storage,)
+        self.tape.record(Node(name, (x, columns), (y,), saved, (NEW, REDUCED)))
         return y
 
     def _litgpts_adapter(self, x: Tensor, base: Tensor, module: str, weight: Shape, out: Shape) -> Tensor:

@@ -30,6 +30,7 @@ MAMBA_TARGETS = ("in_proj",)
 LATENT_TARGETS = ("fc1_latent_proj", "fc2_latent_proj")  # of routed experts
 MLP_TARGETS = ("gate_up_proj", "gate_proj", "up_proj", "down_proj")
 HEAD, EMBEDDING = "lm_head", "embed_tokens"
+MAGNITUDE = "lora_magnitude"  # module of DoRA's trained magnitudes
 
 Target = Literal[
     "qkv_proj",
@@ -87,6 +88,11 @@ class LoraSpec(ConfigBlock):
     rank: Size = Field(8, description="r: rank of an adapter; the default is PEFT's")
     alpha: Size = Field(8, description="the adapter's output is scaled by alpha / rank; no effect on memory")
     dropout: Probability = Field(0.0, description="dropout on the adapter's input")
+    dora: bool = Field(
+        False,
+        description="whether an adapter also trains the magnitude of each row of the sum of both weights (DoRA, arXiv "
+        "2402.09353), as torchtune makes it; with implementation plain",
+    )
     target_modules: Literal["all-linear", "attention", "mlp"] | Targets = Field(
         "all-linear", description="all-linear | attention | mlp | a list of layers, such as [q_proj, v_proj]"
     )

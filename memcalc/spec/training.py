@@ -32,6 +32,7 @@ Kernels = Literal["torch", "liger"]
 
 # Modelled families with modules that Liger's kernels replace (liger-kernel 0.8 transformers/monkey_patch.py).
 LIGER_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+FakeQuantization = Literal["none", "int8-int4", "int8-int4-by-range"]
 Fp8 = Literal["none", "delayed", "tensorwise", "mxfp8", "blockwise", "rowwise", "rowwise-gw-hp"]
 Engine = Literal["ddp", "fsdp1", "fsdp2", "deepspeed", "megatron"]
 ContextMethod = Literal["ring", "all-gather", "all-to-all"]
@@ -148,6 +149,15 @@ class TrainingSpec(ConfigBlock):
     )
     fp8_all_gather: bool = Field(False, description="FSDP2 gathers torchao's weights in FP8 (fp8: tensorwise)")
     fp8_params: bool = Field(False, description="Megatron-LM's --fp8-param-gather: FP8 weights without a 16-bit copy")
+    fake_quantization: FakeQuantization = Field(
+        "none",
+        description="quantization-aware training: torchao rounds what linear layers multiply to few bits, in tensors "
+        "of the same dtype: int8-int4 (8-bit inputs and 4-bit weights, torchtune) | int8-int4-by-range (the same with "
+        "differentiable ranges of the weights, axolotl)",
+    )
+    fake_quantization_group: Size = Field(
+        256, description="elements of a weight's row that share a scale of fake quantization"
+    )
     implementation: Implementation = Field("plain", description="implementation of the modules")
     optimizer: Optimizer = Field("adamw", description="optimizer; determines the state of each parameter")
     optimizer_implementation: OptimizerImplementation = Field(

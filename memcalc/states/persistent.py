@@ -19,6 +19,7 @@ from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.spec import Spec
 from memcalc.spec.training import TOKENWISE
 from memcalc.states import megatron_buffers
+from memcalc.states.fake_quantization import scales_of_layers
 from memcalc.states.gradient_policy import embedding_gradient_stays
 from memcalc.states.state_options import state_options
 
@@ -33,6 +34,7 @@ def persistent_rows(spec: Spec, stage: Stage, gpu: GpuSpec | None) -> list[RowDr
     items = [*module_buffers(spec, stage), *inputs(spec), *logits_of_the_step_before(spec, stage)]
     if embedding_gradient_stays(spec) and spec.training.gradient_accumulation_steps == 1:
         items.append(remaining_gradient(spec))
+    items += scales_of_layers(spec, stage_parameters(spec, stage))
     if spec.training.implementation == "megatron":
         items += megatron_buffers.persistent_buffers(spec, stage, stage_parameters(spec, stage), gpu)
     if uses_torch_products(spec, stage):

@@ -69,12 +69,19 @@ def refuse_modules(spec: Spec) -> None:
         "repeat_kv": training.repeat_kv,
         "heads_first": training.heads_first,
         "loss_recompute": not training.loss_recompute,
+        "fake_quantization": training.fake_quantization != "none",
     }
     if training.lora is not None and training.lora.implementation != "peft":
         raise InputError(
             "lora.implementation = litgpt needs LitGPT's modules, which the step does not run.",
             "Set lora.implementation: peft, use `memcalc estimate`, or dry-run the program itself.",
             "training.lora.implementation",
+        )
+    if training.lora is not None and training.lora.dora:
+        raise InputError(
+            "lora.dora = true needs torchtune's modules, which the step does not run.",
+            "Set lora.dora: false, use `memcalc estimate`, or dry-run the program itself.",
+            "training.lora.dora",
         )
     for field in (name for name, is_asked in asked.items() if is_asked):
         value = str(getattr(training, field)).lower()

@@ -131,6 +131,32 @@ def test_torchtunes_projections_are_separate(tmp_path: Path) -> None:
     assert training.lora.target_modules == ("q_proj", "v_proj", "lm_head")
 
 
+def test_torchtunes_fake_quantization(tmp_path: Path) -> None:
+    """training/quantization.py: the module swap is the same quantizer; torchao's group has 256 elements."""
+    text = TORCHTUNE.format(dtype="bf16", loss="torchtune.modules.loss.LinearCrossEntropyLoss")
+    quantizer = "quantizer:\n  _component_: torchtune.training.quantization."
+    spec = loaded(tmp_path, text + quantizer + "Int8DynActInt4WeightQATQuantizer\n  groupsize: 32\n")
+    swapped = loaded(tmp_path, text + quantizer + "Int8DynActInt4WeightQATQuantizerModuleSwap\n")
+    other = loaded(tmp_path, text + quantizer + "Int4WeightOnlyQATQuantizer\n")
+
+    assert (spec.training.fake_quantization, spec.training.fake_quantization_group) == ("int8-int4", 32)
+    assert (swapped.training.fake_quantization, swapped.training.fake_quantization_group) == ("int8-int4", 256)
+    assert other.training.fake_quantization == "none"
+    assert [limit.feature for limit in other.origin.limits if limit.holds_memory] == [
+        "quantization-aware training with Int4WeightOnlyQATQuantizer"
+    ]
+
+
+def test_torchtunes_dora(tmp_path: Path) -> None:
+    text = TORCHTUNE.format(dtype="bf16", loss="torchtune.modules.loss.LinearCrossEntropyLoss").replace(
+        "llama3_2.llama3_2_1b", "llama3_2.lora_llama3_2_1b\n  lora_attn_modules: [q_proj]\n  use_dora: True"
+    )
+    lora = loaded(tmp_path, text).training.lora
+
+    assert lora is not None
+    assert lora.dora
+
+
 def test_torchtunes_other_losses_have_logits_in_fp32(tmp_path: Path) -> None:
     """modules/transformer.py: self.output(h).float()"""
     training = loaded(tmp_path, TORCHTUNE.format(dtype="bf16", loss="torch.nn.CrossEntropyLoss")).training

@@ -11,6 +11,7 @@ from memcalc.errors import InputError
 from memcalc.importers.field_tables import ImportedConfig
 from memcalc.importers.loading import import_file, load
 from memcalc.importers.registry import FRAMEWORKS
+from memcalc.layout.parameters import count_parameters
 from tests.importers.cases import CASES
 from tests.importers.excerpts import AXOLOTL, NEMO, QLORA, TORCHTITAN, TRAINER, ZERO_3
 
@@ -367,6 +368,7 @@ def test_words_of_fsdp_that_are_none(tmp_path: Path) -> None:
     [
         ("", 4 * 64),
         ('"intermediate_size": 100,', 100),
+        ('"activation": "swiglu", "mlp_multiple_of": 64,', 128),  # 4 * 64 * 2 // 3 // 2 = 85
         ('"intermediate_size": 32768, "activation": "swiglu", "mlp_multiple_of": 256,', 11_008),  # Llama 7B's
         ('"activation": "geglu",', 4 * 64 * 2 // 3 // 2),
         ('"expansion_factor": 2,', 128),
@@ -377,6 +379,30 @@ def test_inner_sizes_of_gpt_neox(fields: str, inner: int, tmp_path: Path) -> Non
     text = '{"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "pipe_parallel_size": 0, ' + fields + "}"
 
     assert imported(tmp_path, "7B.yml", text).blocks["model"]["intermediate_size"] == inner
+
+
+def test_parameters_of_llemma_34b_in_gpt_neox(tmp_path: Path) -> None:
+    """configs/llemma/34B.yml has no intermediate_size: 2/3 of 4 * 8192 for gate and up together, 11,008 for each.
+
+    Code Llama 34B's is 22,016, which GPT-NeoX made of this file before its pull request 1212.
+    """
+    text = (
+        '{"num_layers": 48, "hidden_size": 8192, "num_attention_heads": 64, "num_kv_heads": 8, "activation": "swiglu",'
+        '"mlp_multiple_of": 256, "norm": "rmsnorm", "pos_emb": "rotary", "no_weight_tying": true, "seq_length": 4096,'
+        '"max_position_embeddings": 4096, "use_bias_in_attn_linear": false, "pipe_parallel_size": 0,'
+        '"train_micro_batch_size_per_gpu": 1, "padded_vocab_size": 32000}'
+    )
+    path = written(tmp_path, "34B.yml", text)
+    found = imported(tmp_path, "34B.yml", text)
+
+    assert found.blocks["model"]["intermediate_size"] == 11_008
+    assert any("until September 2024 (#1212) gave Llama's 22,016" in note for note in found.notes)
+    of_mlp = 48 * (3 * 8192 + 2) * (22_016 - 11_008)  # gate and up have biases by default
+    fewer, more = (
+        count_parameters(load(path, ("data_parallel=1", *words)).model) for words in ((), ("intermediate_size=22016",))
+    )
+    assert more - fewer == of_mlp
+    assert 33.7e9 < more < 33.9e9  # Code Llama 34B
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ DPO = LLAMA + "beta: 0.1\nmax_length: 1024\n"
 FACTORY = LLAMA + "cutoff_len: 1024\nstage: dpo\n"
 AXOLOTL = "base_model: meta-llama/Meta-Llama-3-8B\nsequence_len: 1024\nmicro_batch_size: 2\ndatasets: []\n"
 AXOLOTL += "flash_attention: true\n"
+INT4 = "qat:\n  activation_dtype: int8\n  weight_dtype: int4\n"
 REFERENCE = "the reference model"
 
 
@@ -239,11 +240,22 @@ def test_stages_of_llama_factory(more: str, reference: bool, tmp_path: Path) -> 
         ("rl: grpo\ntrl: {beta: 0.001}\n", {"reinforcement learning", "the reference model of GRPO"}),
         ("rl: grpo\n", {"reinforcement learning"}),
         ("load_in_8bit: true\nadapter: lora\nlora_r: 8\nlora_target_linear: true\n", set()),
-        ("qat:\n  weight_dtype: int8\n", {"quantization-aware training"}),
+        ("qat:\n  weight_dtype: int8\n", {"quantization-aware training with int8 weights"}),
+        (INT4, {"quantization-aware training with an LM head that is called"}),
+        (INT4 + "liger_fused_linear_cross_entropy: true\n", set()),
+        ("qat:\n  weight_dtype: nvfp4\n", {"quantization-aware training with nvfp4 weights"}),
+        ("use_kernels: true\n", set()),
     ],
 )
 def test_what_axolotl_is_asked_for(more: str, expected: set[str], tmp_path: Path) -> None:
     assert holding(loaded(tmp_path, AXOLOTL + more)) == expected
+
+
+def test_of_the_hubs_kernels_megablocks_experts_may_need_more(tmp_path: Path) -> None:
+    text = AXOLOTL.replace("meta-llama/Meta-Llama-3-8B", "openai/gpt-oss-20b").replace("flash_attention: true\n", "")
+
+    assert holding(loaded(tmp_path, text + "use_kernels: true\n")) == {"MegaBlocks' experts from the hub"}
+    assert holding(loaded(tmp_path, text + "use_kernels: false\n")) == set()
 
 
 def test_kinds_of_training_that_axolotl_does_not_have(tmp_path: Path) -> None:

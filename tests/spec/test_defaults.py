@@ -50,6 +50,8 @@ def test_a_silent_file_has_these_values() -> None:
         "fp8_skip": ("lm_head", "mlp.router"),
         "fp8_all_gather": False,
         "fp8_params": False,
+        "fake_quantization": "none",
+        "fake_quantization_group": 256,
         "implementation": "plain",
         "optimizer": "adamw",
         "optimizer_implementation": "foreach",

@@ -160,6 +160,7 @@ BARS = {
     "axolotl": (0.5, 0.1),
     "axolotl-lora": (0.1, 0.1),
     "axolotl-dpo": (2.1, 0.1),
+    "axolotl-qat": (0.4, 0.1),
     "litgpt": (0.6, 0.3),
     "litgpt-head": (0.4, 1.3),
     "loop": (0.1, 0.3),
@@ -173,6 +174,8 @@ BARS = {
     "torchtune": (0.2, 1.3),
     "torchtune-dpo": (0.1, 0.2),
     "torchtune-dpo-fsdp": (0.4, 0.2),
+    "torchtune-qat": (0.3, 0.3),
+    "torchtune-dora": (0.1, 2.4),  # a 4-bit base with checkpoints (causes.md); the others are exact
     "torchtune-kd": (0.2, 0.2),
     "torchtune-kd-fsdp": (0.4, 0.1),
     "megatron": (0.1, 0.1),

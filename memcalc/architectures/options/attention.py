@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from memcalc.architectures.options.layers import has_dropout
-from memcalc.layout.adapters import adapters_of
+from memcalc.layout.adapters import keeps_qkv_apart
 from memcalc.layout.sequence_sharding import has_ring_attention
 from memcalc.spec.hardware.kernels import FLASH_LARGEST_HEAD, kernel_for_heads
 from memcalc.spec.layers import fills_windows, has_padding_mask, masks_images, passes_mask, windows_among
@@ -100,7 +100,7 @@ class ProjectionOptions(NamedTuple):
 
 def projections_of(spec: Spec) -> ProjectionOptions:
     """Return the options of attention's linear layers."""
-    model, separate = spec.model, spec.training.implementation == "huggingface" or _keeps_qkv_apart(spec)
+    model, separate = spec.model, spec.training.implementation == "huggingface" or keeps_qkv_apart(spec)
     return ProjectionOptions(
         fused=model.fused_qkv or not separate,
         bias=model.qkv_bias,
@@ -110,11 +110,6 @@ def projections_of(spec: Spec) -> ProjectionOptions:
         qk_norm=model.qk_norm_width if model.qk_norm else "",
         qk_norm_weight=model.qk_norm_weight,
     )
-
-
-def _keeps_qkv_apart(spec: Spec) -> bool:
-    adapters = None if spec.training.lora is None else adapters_of(spec)
-    return adapters is not None and adapters.separate_qkv
 
 
 class PositionOptions(NamedTuple):

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from memcalc.layout.adapters import Adapters, adapters_of, read_dtype, replaces_linears
+from memcalc.layout.fake_quantized_layers import fake_quantized_chunks, fake_quantized_layers
 from memcalc.layout.stages import recomputed_windows
 from memcalc.layout.weight_layout import split_by_dtensor, table_gradient_is_unsharded
 from memcalc.operators.base import Dtypes, LinearLayers
+from memcalc.operators.fake_quantized_linear import FakeQuantization
 from memcalc.operators.float8 import Float8
 from memcalc.spec.hardware.gpus import GpuSpec, find_gpu
 from memcalc.spec.hardware.kernels import needs_columns
@@ -140,6 +142,7 @@ def linears_of(spec: Spec) -> LinearLayers:
         adapters=_adapters_read(spec),
         replaced=replaces_linears(spec),
         float8=float8_of(spec),
+        fake_quantization=fake_quantization_of(spec),
         fp8=fp8,
         fp8_columns=fp8 != "none" and needs_columns(fp8, _gpu(spec)),
     )
@@ -165,6 +168,19 @@ def float8_of(spec: Spec) -> Float8 | None:
     if training.fp8 == "none" or training.implementation == "megatron" or spec.inference is not None:
         return None
     return Float8(training.fp8, training.fp8_skip, training.fp8_all_gather)
+
+
+def fake_quantization_of(spec: Spec) -> FakeQuantization | None:
+    """Return the options of torchao's fake-quantized linear layers; None without them."""
+    training = spec.training
+    if training.fake_quantization == "none" or spec.inference is not None:
+        return None
+    return FakeQuantization(
+        training.fake_quantization_group,
+        fake_quantized_layers(spec),
+        fake_quantized_chunks(spec),
+        by_range=training.fake_quantization == "int8-int4-by-range",
+    )
 
 
 def _gpu(spec: Spec) -> GpuSpec | None:

@@ -22,6 +22,7 @@ def finetuning(spec: Spec) -> Iterator[Violation]:
             )
     if training.lora is not None:
         yield from _modules(spec)
+        yield from _magnitudes(spec)
         yield from _targets(spec)
         yield from _precisions(spec)
         yield from _parallel(spec)
@@ -38,6 +39,25 @@ def _modules(spec: Spec) -> Iterator[Violation]:
             + ("latent attention." if spec.model.mla is not None else f"implementation = {training.implementation}."),
             "Set lora.implementation: peft, or implementation: plain.",
         )
+
+
+def _magnitudes(spec: Spec) -> Iterator[Violation]:
+    training = spec.training
+    if training.lora is None or not training.lora.dora:
+        return
+    needs = {
+        "implementation: plain": (training.implementation == "plain", f"implementation = {training.implementation}"),
+        "lora.implementation: peft": (training.lora.implementation == "peft", "lora.implementation = litgpt"),
+        "fake_quantization: none": (training.fake_quantization == "none", "fake quantization"),
+        "tensor_parallel: 1": (spec.parallelism.tensor_parallel == 1, "tensor parallelism"),
+    }
+    for remedy, (is_met, found) in needs.items():
+        if not is_met:
+            yield Violation(
+                ("training", "lora", "dora"),
+                f"lora.dora = true is not modelled with {found}.",
+                f"Set lora.dora: false, or {remedy}.",
+            )
 
 
 def _targets(spec: Spec) -> Iterator[Violation]:

@@ -12,6 +12,7 @@ from memcalc.spec.model_families.conversion import family_of, rules_of
 from memcalc.spec.model_families.transformers_fallback import fallback_family
 from memcalc.spec.recompute_plan import Segment, has_segments, in_order, leaves
 from memcalc.spec.rule_sets import fsdp, offload, parallelism
+from memcalc.spec.rule_sets.fake_quantization import fake_quantization
 from memcalc.spec.rule_sets.finetuning import finetuning
 from memcalc.spec.rule_sets.fp8 import fp8
 from memcalc.spec.rule_sets.inference import inference
@@ -407,6 +408,7 @@ RULES: tuple[Rule, ...] = (
     parallelism.pipeline_engine,
     finetuning,
     fp8,
+    fake_quantization,
     kernels,
     loss,
     rollouts,
