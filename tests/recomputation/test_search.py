@@ -138,7 +138,7 @@ def test_the_largest_that_fits(border: int, start: int) -> None:
     ("config", "overrides", "gpu", "budget"),
     [
         ("gpt2", GPT2, "a100-40gb", "6GiB"),
-        ("gpt2", ("recipe=mixed-16", "b=13"), "t4", None),
+        ("gpt2", ("recipe=mixed-16", "b=13", "dtype=fp16", "attention=memory-efficient"), "t4", None),
         ("llama-3.2-1b", ("recipe=pure", "b=5", "s=2048", "optimizer_implementation=fused"), "a100-40gb", None),
     ],
 )
