@@ -20,6 +20,7 @@ from memcalc.sharding.parameter_groups import parameter_groups
 from memcalc.sharding.zero3_order import ModuleTurn
 from memcalc.sharding.zero12 import FLOAT, REDUCE, SOURCE, flat_tensor, norms, reduction_labels
 from memcalc.spec.recipes import DTYPE_BYTES
+from memcalc.states.optimizer_step import SUB_GROUP
 from memcalc.states.state_options import StateOptions
 from memcalc.stream.requests import EngineTensor, Requests
 
@@ -27,7 +28,6 @@ MOST_LIVE = 1_000_000_000  # stage3_max_live_parameters: above it nothing is pre
 REUSE_DISTANCE = 1_000_000_000  # stage3_max_reuse_distance: parameters used again within this distance stay
 GATHER = 1  # the CUDA stream of all-gathers with overlap_comm, in addition to that of reductions: parameter_offload.py
 REFERENCE_GATHER = 3  # the stream of all-gathers of a reference model, which has its own engine
-SUB_GROUP = 1_000_000_000  # runtime/zero/config.py, sub_group_size: elements that are updated at once
 
 
 class GatherGroup:

@@ -23,12 +23,14 @@ from memcalc.ledger.row_drafts import RowDraft, from_phase, mask_of, phases_of, 
 from memcalc.ledger.row_writer import write_rows
 from memcalc.spec.spec import Spec
 from memcalc.states.flat_states import flat_states
-from memcalc.states.optimizer_step import optimizer_step_rows
+from memcalc.states.optimizer_step import optimizer_step_rows, sub_group_of
 from memcalc.states.optimizers.optimizer_states import optimizer_states
-from memcalc.states.parameter_copies import copy_row
+from memcalc.states.parameter_copies import UNSHARDED, copy_row
 from memcalc.states.recipe_copies import PASSES, is_on_host, kept_copies
 from memcalc.states.state_options import StateOptions, groups, state_options
 from memcalc.states.state_remainders import state_remainders
+
+STEP = mask_of("optimizer_step_1", "optimizer_step_2")
 
 
 def state_rows(spec: Spec, stage: Stage, *, tails: bool = True) -> Rows:
@@ -168,6 +170,10 @@ def _items_of(model: _Model) -> tuple[list[RowDraft], Mapping[int, int]]:
         trains = could_train and not model.name
         copies = [copy for copy in kept_copies(own, trains=trains) if not is_on_host(copy, own)]
         stored, updated, theirs = flat_states(group, own)
+        part = sub_group_of(stored, own)
+        at_once = [copy for copy in copies if part is not None and copy.mask == STEP]
+        copies = [copy for copy in copies if copy not in at_once]
+        items += [copy_row(copy, part, UNSHARDED) for copy in at_once if part is not None]
         for copy in copies:
             spread = own.spread(copy.sharded_from_stage)
             items += [copy_row(copy, held, spread) for held in stored]

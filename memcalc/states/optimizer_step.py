@@ -6,15 +6,40 @@ from collections.abc import Iterator, Sequence
 
 from memcalc.allocator.pytorch.block_sizes import rounded
 from memcalc.layout.gradient_order import first_rank_slice
-from memcalc.layout.local_parameters import LocalParameters
+from memcalc.layout.local_parameters import LocalParameter, LocalParameters
 from memcalc.ledger.component import Component
 from memcalc.ledger.row_drafts import BIT, STEPS, RowDraft, mask_of
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.states.optimizers.optimizer_states import OptimizerState
+from memcalc.states.optimizers.parameter_order import in_order
 from memcalc.states.optimizers.step_temporaries import StepOptions, part_of, step_temporaries
+from memcalc.states.parameter_copies import UNSHARDED
 from memcalc.states.state_options import StateOptions
 
 FP64 = 8  # bytes per element
+SUB_GROUP = 1_000_000_000  # DeepSpeed 0.19 runtime/zero/config.py, sub_group_size: elements that are updated at once
+
+
+def sub_group_of(parameters: LocalParameters, options: StateOptions) -> LocalParameter | None:
+    """Return the largest part of a rank's shards that DeepSpeed's stage 3 updates at once; None: all of them.
+
+    A sub-group ends with the parameter with which it has SUB_GROUP elements or more.
+    Source: DeepSpeed 0.19 runtime/zero/stage3.py, _create_fp16_sub_groups.
+    """
+    if not options.partitions_gradients or options.zero_stage < 3 or options.host.offloads:
+        return None
+    if _share_of(parameters, options) <= SUB_GROUP:
+        return None
+    largest = elements = 0
+    ordered = in_order(parameters, options.update.family)
+    for share in (-(-parameter.elements // options.data_parallel) for parameter in ordered):
+        elements = share if elements >= SUB_GROUP else elements + share
+        largest = max(largest, elements)
+    return LocalParameter("sub-group", "flat", (("sub-group", largest),), 1, "head")
+
+
+def _share_of(parameters: LocalParameters, options: StateOptions) -> int:
+    return -(-sum(parameter.count * parameter.elements for parameter in parameters) // options.data_parallel)
 
 
 def optimizer_step_rows(
@@ -31,8 +56,10 @@ def optimizer_step_rows(
             part = part_of(state.parameter, update)
             made[part] = made.get(part, 0) + state.item.block * state.item.count
     casts = options.step.ema == "fp32" and update.dtype != "fp32"
-    step = StepOptions(options.step.clips, casts, options.spread(1), options.card)
-    highest = step_temporaries(parameters, update, step, made)
+    group = sub_group_of(parameters, options)
+    updated = parameters if group is None else LocalParameters((group,))
+    spread = options.spread(1) if group is None else UNSHARDED
+    highest = step_temporaries(updated, update, StepOptions(options.step.clips, casts, spread, options.card), made)
     for state in states:
         item = state.item
         late = part_of(state.parameter, update) not in highest.parts_with_states
@@ -77,7 +104,8 @@ def _before_update(parameters: LocalParameters, options: StateOptions, temporari
     Its fp32 gradients are cast from flattened 16-bit ones, which are freed when the update begins (DeepSpeed 0.19
     runtime/zero/stage_1_and_2.py, step; stage3.py, _prepare_fp32_grad_for_sub_group).
     """
-    share = -(-sum(parameter.count * parameter.elements for parameter in parameters) // options.data_parallel)
+    part = sub_group_of(parameters, options)
+    share = _share_of(parameters, options) if part is None else part.elements
     candidates = [(DTYPE_BYTES[options.compute] * share, "flattened gradients", "2·P/N")]
     if options.frees_gradients_before_update:
         touched, _ = first_rank_slice(parameters, options.data_parallel)

@@ -571,3 +571,22 @@ def test_the_ledger_counts_flattened_gradients_before_a_fused_update() -> None:
 
     assert flattened("fused") == [2 * ELEMENTS // RANKS]
     assert flattened("foreach") == []
+
+
+@pytest.mark.parametrize(
+    ("implementation", "width"),
+    [
+        ("fused", 4 + 2),  # fp32 gradients, and the 16-bit ones that they are cast from
+        ("foreach", 4 + 4),  # square roots
+        ("for-loop", 4 + 4 + 4),  # a square root and the denominator
+    ],
+)
+def test_a_large_share_is_updated_in_sub_groups(implementation: str, width: int) -> None:
+    """Each rank has 4.0 B parameters; the first sub-group ends with the parameter that makes it 1e9 elements."""
+    largest = 1_026_060_288
+    words = ("zero_stage=3", "engine=deepspeed", "data_parallel=2", "s=512", "recipe=mixed-16")
+    spec = memcalc.load("llama-3-8b", *words, f"optimizer_implementation={implementation}")
+    counted = memcalc.estimate(spec).ledger.totals
+
+    assert counted["optimizer_step_2"] - counted["zero_grad_2"] == pytest.approx(width * largest, rel=0.001)
+    assert counted["optimizer_step_2"] == pytest.approx(simulate(spec).tops["optimizer_step_2"][0], rel=1e-5)
