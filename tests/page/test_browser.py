@@ -23,7 +23,7 @@ from tests.page.conftest import Opened, settled
 from tests.page.test_engine import CONFIG_JSON
 
 AXE = ROOT / "build" / "page-modules" / "node_modules" / "axe-core" / "axe.min.js"
-SMALL = "model=gpt2&gpu=t4"
+SMALL = "model=gpt2&gpu=a10g"
 
 
 @pytest.fixture(scope="module")
@@ -146,8 +146,8 @@ def test_copies_and_the_download(opened: Opened) -> None:
         page.click(f"#copy-{name}")
         page.wait_for_timeout(50)
         copied[name] = page.evaluate("navigator.clipboard.readText()")
-    assert copied["command"] == "memcalc estimate gpt2 --gpu t4 --set micro_batch_size=2"
-    assert copied["yaml"] == "preset: gpt2\ntraining:\n  micro_batch_size: 2\nhardware:\n  gpu: t4\n"
+    assert copied["command"] == "memcalc estimate gpt2 --gpu a10g --set micro_batch_size=2"
+    assert copied["yaml"] == "preset: gpt2\ntraining:\n  micro_batch_size: 2\nhardware:\n  gpu: a10g\n"
     assert copied["link"] == page.evaluate("location.href")
     with page.expect_download() as download:
         page.click("#download")
@@ -253,7 +253,7 @@ def test_an_id_that_is_not_known_is_fetched_from_the_hub_when_asked(opened: Open
         route.fulfill(response=answer, headers={**answer.headers, "access-control-allow-origin": "*"})
 
     page.route("https://huggingface.co/**", through)
-    page.goto(f"{opened.address}#kind=estimate&model=some/unheard-of&gpu=t4")
+    page.goto(f"{opened.address}#kind=estimate&model=some/unheard-of&gpu=a10g")
     page.wait_for_selector("body[data-state=failed]", timeout=60_000)
     assert Hub.asked == []
     page.click("#hub")
@@ -331,7 +331,7 @@ def test_no_sideways_scrolling_and_nothing_serious_for_axe(opened: Opened, schem
 
 
 def test_a_few_answers_are_equal_to_native_ones_to_the_byte(page: Any) -> None:
-    run = {"model": "gpt2", "gpu": "t4", "fields": {"training.recompute": "full"}}
+    run = {"model": "gpt2", "gpu": "a10g", "fields": {"training.recompute": "full"}}
     requests = [{"kind": "estimate", "run": run}, {"kind": "fit", "run": run, "maximize": "micro_batch_size"}]
     for request in [*requests, {"kind": "diff", "run": run, "other": {"model": "gpt2"}}]:
         parts, error = ask(page, request)
@@ -357,7 +357,7 @@ def test_200_configurations_are_equal_to_native_ones_to_the_byte(page: Any) -> N
 @pytest.mark.long
 def test_the_command_line_prints_what_the_page_downloads(page: Any) -> None:
     """To the byte, on a stream that takes UTF-8."""
-    parts, _ = ask(page, {"kind": "estimate", "run": {"model": "gpt2", "gpu": "t4"}})
-    words = [sys.executable, "-m", "memcalc", "estimate", "gpt2", "--gpu", "t4", "--format", "json"]
+    parts, _ = ask(page, {"kind": "estimate", "run": {"model": "gpt2", "gpu": "a10g"}})
+    words = [sys.executable, "-m", "memcalc", "estimate", "gpt2", "--gpu", "a10g", "--format", "json"]
     printed = subprocess.run(words, cwd=ROOT, env={"PYTHONUTF8": "1"}, capture_output=True, check=True).stdout
     assert json.loads(parts[-1])["document"].encode() == printed
