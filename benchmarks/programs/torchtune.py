@@ -72,11 +72,7 @@ def draw_dora(draw: Draw) -> Program:
     model = {**model_of(draw, adapters, builder), "use_dora": True}
     fields = {
         **fields_of(draw, model, hub_id, draw.of("length", (512, 1024, 2048)), adapters),
-        "dataset": alpaca(packed=draw.of("packed", (False, True, False))),
-        "batch_size": draw.of("batch", (2, 4, 1)),
-        "loss": {"_component_": f"torchtune.modules.loss.{CHUNKED}"},
-        "gradient_accumulation_steps": draw.of("accumulation", (1, 4)),
-        "clip_grad_norm": draw.of("clipping", (None, 1.0)),
+        **instructions(draw),
         "dtype": "bf16",
     }
     fields = {name: fields[name] for name in ORDER if name in fields}
@@ -160,16 +156,23 @@ def draw_quantized(draw: Draw) -> Program:
     hub_id, builder = draw.of("model", MODELS)
     fields = {
         **fields_of(draw, model_of(draw, adapters, builder), hub_id, draw.of("length", (512, 1024, 2048)), adapters),
-        "dataset": alpaca(packed=draw.of("packed", (False, True, False))),
-        "batch_size": draw.of("batch", (2, 4, 1)),
-        "loss": {"_component_": f"torchtune.modules.loss.{CHUNKED}"},
-        "gradient_accumulation_steps": draw.of("accumulation", (1, 4)),
-        "clip_grad_norm": draw.of("clipping", (None, 1.0)),
+        **instructions(draw),
         "quantizer": {"_component_": QUANTIZER, "groupsize": draw.of("group size", (256, 32, 128))},
         "dtype": draw.of("dtype", ("bf16", "bf16", "fp32", "bf16")) if adapters == "full" else "bf16",
     }
     recipe = "qat_distributed" if adapters == "full" else "qat_lora_finetune_distributed"
     return program(draw, recipe, fields, (hub_id,), data="alpaca", gpus=2)
+
+
+def instructions(draw: Draw) -> dict[str, Any]:
+    """Training on instructions by a chunked cross entropy."""
+    return {
+        "dataset": alpaca(packed=draw.of("packed", (False, True, False))),
+        "batch_size": draw.of("batch", (2, 4, 1)),
+        "loss": {"_component_": f"torchtune.modules.loss.{CHUNKED}"},
+        "gradient_accumulation_steps": draw.of("accumulation", (1, 4)),
+        "clip_grad_norm": draw.of("clipping", (None, 1.0)),
+    }
 
 
 def model_of(draw: Draw, adapters: str, builder: str) -> dict[str, Any]:

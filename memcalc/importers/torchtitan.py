@@ -151,6 +151,9 @@ def _finish(draft: Draft) -> None:
         )
     else:
         draft.default("training.recipe", _recipe(draft) if half else "fp32")
+        if draft.values["training.dtype"] == "fp32":
+            # models/attention.py, sdpa_backends: of the kernels that torchtitan allows only the math one takes fp32.
+            draft.default("training.attention", "eager")
         if draft.values.get("parallelism.pipeline_parallel", 1) == 1:
             draft.default("training.logits_until", "loss")  # train.py: `del pred`
         draft.notes.append(
@@ -185,7 +188,6 @@ def _recipe(draft: Draft) -> str:
     split = any(draft.values.get(f"parallelism.{kind}_parallel", 1) != 1 for kind in ("tensor", "pipeline"))
     if split:
         draft.values["training.dtype"] = "fp32"
-        draft.default("training.attention", "eager")  # models/attention.py, sdpa_backends: math alone takes fp32
         draft.notes.append("torchtitan computes in fp32 under tensor or pipeline parallelism without FSDP")
     return "fp32" if split else "amp"
 
@@ -216,8 +218,10 @@ def _sharding(draft: Draft) -> None:
 
 
 def _known_ranks(draft: Draft) -> int | None:
-    """Return the number of data-parallel ranks; None if the launcher decides it, which gives the number of GPUs."""
-    gpus = draft.overridden.get("parallelism.gpus")
+    """Return the number of data-parallel ranks, which the launcher decides; None if it is not given."""
+    gpus, ranks = (draft.overridden.get(f"parallelism.{name}") for name in ("gpus", "data_parallel"))
+    if type(ranks) is int:
+        return ranks
     degrees = [draft.given(f"parallelism.{kind}_parallel") or 1 for kind in ("tensor", "pipeline", "context")]
     if type(gpus) is not int or not all(type(degree) is int and degree > 0 for degree in degrees):
         return None

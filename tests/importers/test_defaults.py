@@ -271,13 +271,21 @@ def test_a_pipeline_of_torchtitan_keeps_its_logits(tmp_path: Path) -> None:
     assert not any("logits_until" in note for note in memcalc.estimate(spec).notes)
 
 
-def test_torchtitan_has_no_fsdp_over_one_rank(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", ["gpus=8", "data_parallel=1"])
+def test_torchtitan_has_no_fsdp_over_one_rank(ranks: str, tmp_path: Path) -> None:
     """Eight GPUs of two stages and four tensor-parallel ranks: what FSDP2 would shard and cast stays in fp32."""
     parallelism = "data_parallel_shard_degree = -1\ntensor_parallel_degree = 4\npipeline_parallel_degree = 2"
-    spec = spec_of(tmp_path, "run.toml", LLAMA_TITAN + parallelism + "\n", "gpus=8")
+    spec = spec_of(tmp_path, "run.toml", LLAMA_TITAN + parallelism + "\n", ranks)
 
     assert (spec.training.dtype, spec.training.recipe, spec.parallelism.zero_stage) == ("fp32", "fp32", 0)
     assert spec.training.attention == "eager"  # models/attention.py has no kernel but the math one for it
+
+
+def test_torchtitan_in_fp32_has_no_fused_attention(tmp_path: Path) -> None:
+    text = LLAMA_TITAN.replace("seq_len = 8192", 'seq_len = 8192\nmixed_precision_param = "float32"')
+    spec = spec_of(tmp_path, "run.toml", text, "data_parallel=8")
+
+    assert (spec.training.dtype, spec.training.attention) == ("fp32", "eager")
 
 
 @pytest.mark.parametrize(("chunk", "schedule", "virtual"), [(4, "1f1b", 1), (2, "interleaved", 2)])

@@ -10,6 +10,7 @@ from memcalc.ledger.result import Result
 from memcalc.report import labels
 from memcalc.report.screen import BAD, GOOD, UNSURE, Screen
 from memcalc.report.screens.sizing import MOST_LINES, MOST_LINES_OF_MANY, draw_short
+from memcalc.report.screens.verdict import subject
 from memcalc.spec.presets import preset_names
 from memcalc.verdict.other_modules import with_transformers
 from memcalc.verdict.reasons import reason_of
@@ -130,3 +131,16 @@ def test_colors_read_on_black_and_on_white() -> None:
     for style in styles:
         assert (luminance(style) + 0.05) / 0.05 >= 3, style
         assert 1.05 / (luminance(style) + 0.05) >= 3, style
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("lora.dora=true",), "DoRA of rank 8, adamw"),
+        (("lora.dora=true", "finetune=qlora"), "QDoRA of rank 8, adamw"),
+        (("finetune=qlora",), "QLoRA of rank 8, adamw"),
+        (("fake_quantization=int8-int4",), "fake-quantized int8-int4"),
+    ],
+)
+def test_the_subject_names_adapters_and_fake_quantization(words: tuple[str, ...], expected: str) -> None:
+    assert expected in subject(memcalc.estimate("llama-3.2-1b", *words))

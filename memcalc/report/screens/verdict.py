@@ -39,9 +39,12 @@ def subject(result: Result | ModuleResult) -> str:
     step = f"b={training.micro_batch_size}, s={training.sequence_length}, {training.dtype}, {training.recipe}"
     if training.fp8 != "none":
         step += f", fp8 {training.fp8}"
+    if training.fake_quantization != "none":
+        step += f", fake-quantized {training.fake_quantization}"
     how = f"{training.optimizer}, {training.attention} attention, recompute {words(training.recompute)}"
     if training.lora is not None:
-        how = f"{'QLoRA' if training.finetune == 'qlora' else 'LoRA'} of rank {training.lora.rank}, {how}"
+        base = "Q" if training.finetune == "qlora" else ""
+        how = f"{base}{'DoRA' if training.lora.dora else 'LoRA'} of rank {training.lora.rank}, {how}"
     if training.teacher is not None:
         how = f"teacher of {training.teacher.num_layers} layers, {how}"
     program = spec.origin.program or _MODULES[training.implementation]
