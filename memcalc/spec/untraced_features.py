@@ -24,4 +24,7 @@ def not_run(spec: Spec) -> tuple[Limit, ...]:
         # a `Spec` has the formulas' fields of the language model, from which a step of text is built
         "images: activations, gradients and optimizer state of the vision tower": tower_trains(spec.model, training),
     }
-    return tuple(Limit(what, holds_memory=True) for what, is_so in asked.items() if is_so)
+    found = tuple(Limit(what, holds_memory=True) for what, is_so in asked.items() if is_so)
+    if training.empty_cache_steps is None:
+        return found
+    return (*found, Limit("torch.cuda.empty_cache(), after which less is reserved", holds_memory=False))

@@ -188,7 +188,7 @@ def switch_recompute(module: nn.Module, spec: Spec) -> None:
     if has_segments(spec.training.recompute):
         join_layers(layers, plan_of(spec.training, spec.model.num_layers))
         return
-    options = {"use_reentrant": False}
+    options = {"use_reentrant": spec.training.reentrant_checkpoints}
     # The second name is the one before transformers 5.23.
     new_name = hasattr(module, "activation_checkpointing_enable")
     enable = getattr(module, "activation_checkpointing_enable" if new_name else "gradient_checkpointing_enable")

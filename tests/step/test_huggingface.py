@@ -69,6 +69,14 @@ def test_recompute_switches_the_layers_of_the_plan() -> None:
     assert [layer.gradient_checkpointing for layer in layers] == [False, True]
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints_are_reentrant_where_the_spec_says_so(reentrant: bool) -> None:
+    module: Any = build(spec("llama", recompute="full", reentrant_checkpoints=reentrant), torch.device("cpu")).module
+    checkpoint = module.model.layers[0]._gradient_checkpointing_func
+
+    assert checkpoint.keywords["use_reentrant"] is reentrant
+
+
 def test_dropout_goes_where_the_class_has_it() -> None:
     config = build_config(spec("gpt2", dropout=0.25))
 
