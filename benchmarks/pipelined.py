@@ -123,6 +123,7 @@ def pipelined(spec: Spec, phases: Any, rank: int, steps: int) -> None:
         # The phase has what follows the last part of a micro-batch.
         with phases.phase(f"backward_{step}"), surroundings(apart=splits_loss(spec)):
             schedule.step(*((ids,) if stage.has_embedding else ()), **words, return_outputs=False)
+            copies.after_backward()
         with phases.phase(f"optimizer_step_{step}"):
             copies.step(optimizer)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import memcalc
@@ -191,14 +191,19 @@ def alone(lot: Lot, deck: list[tuple[str, str]]) -> Iterator[str]:
                 break
 
 
-def sharded(lot: Lot, rounds: int) -> Iterator[str]:
-    """Each engine and stage at 8 and at 64 ranks once a round."""
-    for engine, stage, ranks in [(*engine, ranks) for engine in ENGINES for ranks in (8, 64)] * rounds:
+def sharded(
+    lot: Lot,
+    rounds: int,
+    engines: Sequence[tuple[str, int]] = ENGINES,
+    recipes: tuple[str, ...] = ("fp32", "amp", "pure"),
+) -> Iterator[str]:
+    """Each engine and stage at 8 and at 64 ranks once a round; `recipes`: of PyTorch's engines."""
+    for engine, stage, ranks in [(*engine, ranks) for engine in engines for ranks in (8, 64)] * rounds:
         while True:
             family = lot.choice([*FAMILIES, *IN_TRANSFORMERS * 3])
             preset = lot.choice(FAMILIES[family])
             words = sizes(lot, memcalc.load(preset).model)
-            words += settings(lot, ("mixed-16",) if engine == "deepspeed" else ("fp32", "amp", "pure"))
+            words += settings(lot, ("mixed-16",) if engine == "deepspeed" else recipes)
             words += updated(lot, ("adamw", "adamw", "adam", "sgd", "momentum", "lion"))
             theirs = family in IN_TRANSFORMERS and engine != "deepspeed" and lot.random() < 0.4
             words.append(f"implementation={'huggingface' if theirs else 'plain'}")
@@ -401,6 +406,7 @@ DRAWS: dict[str, Callable[[Lot, int], Iterator[str]]] = {
     "theirs": theirs,
     "latest": latest,
     "sharded": sharded,
+    "main-gradients": partial(sharded, engines=ENGINES[:3], recipes=("mixed-20", "mixed-20", "mixed-18")),
     "zero": zero,
     "zero-variants": zero_variants,
     "zero-fp32": partial(zero_variants, variants=ZERO_FP32, recipe="fp32"),

@@ -13,8 +13,9 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from memcalc.layout.local_parameters import LocalParameter
+from memcalc.ledger.component import Component
 from memcalc.sharding.engine import ROOT, Engine, Gradient
-from memcalc.spec.recipes import DTYPE_BYTES
+from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
 from memcalc.states.state_options import StateOptions
 from memcalc.stream.requests import Requests
 
@@ -60,7 +61,8 @@ class DDP(Engine):
         self.buckets: list[int] = []
         self.ready: list[LocalParameter] = []  # parameters in the order in which their gradients are ready
         self.is_ordered = False  # whether `ready` is complete
-        self.has_reduced = False  # whether the micro-batch before the next forward, or an earlier one, reduces
+        self.reduces = False  # whether this micro-batch does
+        self.has_reduced = False  # whether it or an earlier one does
         self.rebuilt = False
 
     def wrap(self, weights: Sequence[int]) -> None:
@@ -73,7 +75,7 @@ class DDP(Engine):
             if len(in_flight) == FLAT_BUFFERS_AT_ONCE:
                 self.requests.drop((in_flight.popleft(),))
         self.requests.drop(in_flight)
-        trained = [parameter for parameter in self.parameters if parameter.trains]
+        trained = self._trained
         if self.finds_unused:  # distributed.py, _ddp_init_helper
             buckets = [*reversed(in_order_of_first(self._sized(trained), [FIRST_BUCKET_BYTES, BUCKET_BYTES]))]
         else:
@@ -87,7 +89,8 @@ class DDP(Engine):
     def begin(self, *, have_gradients: bool, last: bool) -> None:
         """Note whether this micro-batch reduces. Source: reducer.cpp, autograd_hook (expect_autograd_hooks_)."""
         del have_gradients
-        self.has_reduced = self.has_reduced or self.reduces_each or last
+        self.reduces = self.reduces_each or last
+        self.has_reduced = self.has_reduced or self.reduces
 
     def prepare(self) -> None:
         """Rebuild the buckets before the first forward after a reduction."""
@@ -108,11 +111,26 @@ class DDP(Engine):
                 last.sort(
                     key=lambda parameter: parameter.module == "embed_tokens"
                 )  # token embeddings are looked up first
-                self.ready = [*first, *self.ready, *last]
+                self.ready = [*first, *self.ready, *last] or [*reversed(self._trained)]  # none: hooks have freed them
                 self.is_ordered = True
             else:
                 self.ready += parameters
-        return super().after_backward(unit, gradients)
+        kept = super().after_backward(unit, gradients)
+        if unit == ROOT and self.reduces and RECIPES[self.choice.recipe].gradients is None:
+            self._finalize()
+        return kept
+
+    @property
+    def _trained(self) -> list[LocalParameter]:
+        return [parameter for parameter in self.parameters if parameter.trains]
+
+    def _finalize(self) -> None:
+        """Allocate reduced gradients, although the recipe has summed and freed those that were reduced; free them.
+
+        Source: reducer.cpp, finalize_bucket_dense (grad = clone_obey_contract(bucket_view, variable)).
+        """
+        sizes = [size for _, size in self._sized(self.ready)]
+        self.requests.drop([self.requests.take(size, 0, Component.GRADIENTS) for size in sizes])
 
     def _sized(self, parameters: Iterable[LocalParameter]) -> Iterable[tuple[str, int]]:
         for parameter in parameters:

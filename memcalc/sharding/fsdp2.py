@@ -32,8 +32,9 @@ NAMES = {  # labels of units that are not layers, of their gathered parameters, 
     TAIL: ("final norm and head", "final norm and head", "P_tail"),
 }
 LAYER = "a layer", "layer parameters", "P_layer"
-ALL_GATHER, REDUCE_SCATTER = 1, 2  # CUDA streams in addition to the default one (_fsdp_param_group.py, FSDPCommContext)
-REFERENCE_GATHER = 3  # that of a reference model or a teacher: each root makes its own
+# CUDA streams in addition to the default one (_fsdp_param_group.py, FSDPCommContext).
+ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE = 1, 2, 3
+REFERENCE_GATHER = 4  # that of a reference model or a teacher: each root makes its own
 
 
 class UnitLabels(NamedTuple):
@@ -127,7 +128,7 @@ class FSDP2(Engine):
     """
 
     keeps_gradients = False
-    all_gather_stream, reduce_scatter_stream = ALL_GATHER, REDUCE_SCATTER
+    all_gather_stream, reduce_scatter_stream, all_reduce_stream = ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE
 
     def __init__(
         self, requests: Requests, units: Mapping[int, Sequence[LocalParameter]], options: StateOptions
@@ -154,7 +155,7 @@ class FSDP2(Engine):
         self.parameters: dict[int, list[int]] = {}  # unit -> gathered parameters
         self.copied: list[int] = []  # the last all-gather output of forward, already copied out
         self.reducing: list[int] = []  # the input of the last reduce-scatter
-        self.added_up: list[int] = []  # HSDP's all-reduced gradients, before the copy to the host
+        self.all_reduced: dict[int, int] = {}  # unit -> HSDP's all-reduced gradients, referenced by AllReduceState
         self.unsharded: dict[int, list[Gradient]] = {}  # unit -> sums of earlier micro-batches
         self.have_gradients = False
         self.reduces = True
@@ -303,8 +304,11 @@ class FSDP2(Engine):
 
     def _finalize(self) -> None:
         """Free the last buffers, and an all-gather that nothing waited for. Source: finalize_backward."""
-        self.requests.drop((*self.reducing, *self.added_up, *self.gathering.values()))
-        self.reducing, self.added_up, self.gathering, self.order_is_stale = [], [], {}, False
+        for unit in list(self.all_reduced):
+            with self.requests.repeat(self.rounds.get(unit, 1)):
+                self.requests.drop((self.all_reduced.pop(unit),))
+        self.requests.drop((*self.reducing, *self.gathering.values()))
+        self.reducing, self.gathering, self.order_is_stale = [], {}, False
 
     def _add_up(self, unit: int, gradients: Sequence[Gradient]) -> None:
         """Keep unsharded gradients in the reduce dtype, or add them to those of earlier micro-batches.
@@ -365,8 +369,11 @@ class FSDP2(Engine):
         last = [each.storage for each in gradients if each.parameter == reduce.last]
         self.requests.drop(each.storage for each in gradients if each.storage not in last)
         output = self.requests.take(reduce.output, self.reduce_scatter_stream, labels.shard)
+        if self.choice.replicates:  # until the end of backward (_fsdp_param_group.py, _all_reduce_state)
+            self.requests.hold(output)
+            self.all_reduced[unit] = output
         if reduce.shards != reduce.output:  # _to_dtype_if_needed
-            reduced, output = output, self.requests.take(reduce.shards, self.reduce_scatter_stream, labels.shard)
+            reduced, output = output, self.requests.take(reduce.shards, self._post_reduce_stream, labels.shard)
             self.requests.drop((reduced,))
         kept = self._sharded_gradients(output, reduce, labels)
         self.requests.drop(last)
@@ -375,16 +382,18 @@ class FSDP2(Engine):
     def _sharded_gradients(self, output: int, reduce: Reduce, labels: UnitLabels) -> list[int]:
         """Make or add to the sharded gradients from the reduced ones; return those that stay."""
         if not (self.have_gradients or self.choice.host.has_weights):
-            main = [self.requests.take(size, 0, labels.main) for size in reduce.main]
+            main = [self.requests.take(size, self._post_reduce_stream, labels.main) for size in reduce.main]
             if RECIPES[self.choice.recipe].gradients is None:  # the hooks free the gradients
                 self.requests.drop((output,))
                 return main
             return [output, *main]
-        if self.choice.host.has_weights and self.choice.replicates:  # _fsdp_param_group.py, _all_reduce_state
-            self.added_up.append(output)
-        else:  # already added to earlier gradients, or copied to the host
-            self.requests.drop((output,))
+        self.requests.drop((output,))  # already added to earlier gradients, or copied to the host
         return []
+
+    @property
+    def _post_reduce_stream(self) -> int:
+        """The CUDA stream on which reduced gradients are cast, and on which hooks of the parameters run."""
+        return self.all_reduce_stream if self.choice.replicates else self.reduce_scatter_stream
 
     # -- sizes ---------------------------------------------------------------------------------------------------------
 

@@ -17,12 +17,12 @@ from itertools import groupby
 from memcalc.layout.local_parameters import LocalParameter
 from memcalc.ledger.component import Component
 from memcalc.sharding.engine import EMBEDDING, ROOT, TAIL, Gradient
-from memcalc.sharding.fsdp2 import ALL_GATHER, FSDP2, REDUCE_SCATTER
+from memcalc.sharding.fsdp2 import ALL_GATHER, ALL_REDUCE, FSDP2, REDUCE_SCATTER
 from memcalc.states.state_options import StateOptions
 from memcalc.stream.requests import Label, Requests
 
 DEFAULT_STREAM = 0
-STREAMS = 2  # of each chunk: for all-gathers and for reduce-scatters
+STREAMS = 3  # of each chunk: for all-gathers, reduce-scatters and all-reduces
 
 
 class PipelinedFSDP2(FSDP2):
@@ -47,6 +47,7 @@ class PipelinedFSDP2(FSDP2):
         self.repeats = False  # only a step's first micro-batch gathers, and creates sums
         self.all_gather_stream = ALL_GATHER + STREAMS * chunk
         self.reduce_scatter_stream = REDUCE_SCATTER + STREAMS * chunk
+        self.all_reduce_stream = ALL_REDUCE + STREAMS * chunk
         layers = sorted(unit for unit in self.sizes if unit >= 0)
         self.in_order = [unit for unit in (ROOT, EMBEDDING, *layers, TAIL) if unit in self.sizes]
 

@@ -31,7 +31,7 @@ from memcalc.states.parameter_copies import ParameterCopy, Role
 from memcalc.states.persistent import CAUSAL_MASKS, ROTARY_TABLES, persistent_rows, registered_buffers
 from memcalc.states.recipe_copies import is_made_in_backward, kept_copies
 from memcalc.states.state_options import StateOptions, groups, state_options
-from memcalc.states.unsharded_weights import loads_whole_weights, shards_loaded_model
+from memcalc.states.unsharded_weights import is_built_on_meta, loads_whole_weights, shards_loaded_model
 from memcalc.states.upcast_weights import is_upcast
 
 LOADED = "loaded"  # the group of weights in the dtype they are loaded in
@@ -85,9 +85,11 @@ def _built_of_model(spec: Spec, stage: Stage, options: StateOptions) -> Iterator
         yield from (_alone(item) for item in standing if item.component is Component.INPUTS)
         return
     if is_built_on_meta(spec) or shards_loaded_model(spec):
-        yield from _distributed(spec, stage, ordered, copies, options)
+        with_buffers = spec.training.implementation == "huggingface" and is_built_on_meta(spec)
+        with_buffers = with_buffers and not loads_whole_weights(spec)
+        yield from _distributed(spec, stage, ordered, copies, options, buffers if with_buffers else None)
         yield from _kept_copies(ordered, copies, options)
-        yield from (_alone(item) for item in standing)
+        yield from (_alone(item) for item in standing if not with_buffers or item.component is Component.INPUTS)
         return
     base = tuple(held for held in _as_loaded(spec, ordered, stage.numbers) if not held.adapts)
     sized = _sized(base, copies, options, Role.WEIGHTS)
@@ -207,13 +209,6 @@ def loaded_model(spec: Spec, stage: Stage, options: StateOptions) -> Iterator[In
     yield from _joined(chain.from_iterable(weights))
     buffers = registered_buffers(spec, stage)
     yield from (_alone(item) for item in buffers if item.component is Component.WEIGHTS)
-
-
-def is_built_on_meta(spec: Spec) -> bool:
-    """Return whether modules are built on the meta device, and get memory once they are sharded (FSDP2, DTensor)."""
-    parallelism = spec.parallelism
-    sharded = parallelism.engine == "fsdp2" and parallelism.zero_stage > 0
-    return (sharded or parallelism.tensor_parallel > 1) and spec.training.finetune != "qlora"
 
 
 def _sharded_afterwards(
@@ -364,8 +359,12 @@ def _distributed(
     ordered: Sequence[LocalParameter],
     copies: dict[LocalParameter, list[ParameterCopy]],
     options: StateOptions,
+    buffers: _Buffers | None,
 ) -> Iterator[InitialTensors]:
-    """Yield the weights of FSDP2 or DTensor, with what is on the GPU before they are sharded."""
+    """Yield the weights of FSDP2 or DTensor, with what is on the GPU before they are sharded.
+
+    `buffers`: those that get memory together with the weights.
+    """
     if shards_loaded_model(spec):
         yield from _sharded_afterwards(spec, ordered, copies, options)
         return
@@ -377,7 +376,8 @@ def _distributed(
         else:
             yield from broadcast_from_first_rank(ordered, shards, options, tied=spec.model.tie_word_embeddings)
         return
-    yield from _given_memory(spec, ordered, _joined(chain.from_iterable(sized)))
+    weights = chain.from_iterable(sized) if buffers is None else buffers.among(ordered, sized)
+    yield from _given_memory(spec, ordered, _joined(weights))
     if spec.training.implementation == "torchtitan" and spec.training.torch >= SAMPLES_AGAIN:
         yield from _sampled(ordered, options)
 
@@ -389,14 +389,27 @@ def _given_memory(
 
     A pipeline has no tied weights, but copies on its first and its last stage.
     """
-    yield from weights
     embedding = next((parameter for parameter in ordered if parameter.module == "embed_tokens"), None)
     tied = spec.model.tie_word_embeddings and spec.parallelism.pipeline_parallel == 1
-    if tied and embedding is not None:
-        options = state_options(spec)
-        elements = prod(options.spread(2).shape(embedding))
-        size = DTYPE_BYTES[embedding.dtype or options.base] * elements
-        yield InitialTensors(mask_of("model"), (InitialTensor(size, stays=False, component=Component.TEMPORARIES),))
+    if not tied or embedding is None:
+        yield from weights
+        return
+    options = state_options(spec)
+    elements = prod(options.spread(2).shape(embedding))
+    size = DTYPE_BYTES[embedding.dtype or options.base] * elements
+    other = InitialTensor(size, component=Component.TEMPORARIES)
+    if options.engine != "fsdp2":
+        yield from weights
+        yield InitialTensors(mask_of("model"), (other._replace(stays=False),))
+        return
+    for built in weights:  # FSDP2 keeps the LM head's memory (torch 2.13 _fully_shard.py, _apply; reset_sharded_param)
+        for made in built.tensors:
+            if made.parameter == embedding:
+                yield InitialTensors(mask_of("model"), (other,), groups=(embedding,))
+                head = built._replace(tensors=(made,), frees=embedding)
+            else:
+                yield built._replace(tensors=(made,))
+    yield head
 
 
 def _sampled(ordered: Sequence[LocalParameter], options: StateOptions) -> Iterator[InitialTensors]:

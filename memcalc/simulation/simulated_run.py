@@ -40,7 +40,6 @@ from memcalc.simulation.optimizer_step import OptimizerStep
 from memcalc.simulation.plans import plan_of
 from memcalc.simulation.stage_blocks import StageBlocks
 from memcalc.spec.hardware.gpus import find_gpu
-from memcalc.spec.recipes import RECIPES
 from memcalc.spec.recompute_plan import items_of
 from memcalc.spec.scoring import scored_by_reference, scores_itself
 from memcalc.spec.spec import Spec
@@ -557,8 +556,6 @@ def _reasons_of_ranks(spec: Spec, options: StateOptions) -> dict[str, bool]:
         "expert parallelism": parallelism.expert_parallel > 1,
         "a sharding engine on one rank": alone and parallelism.zero_stage > 0 and not deepspeed,
         **dict.fromkeys(lacks(spec, plan_of(spec)) if deepspeed else (), True),
-        "fp32 gradients in addition to autograd's on several ranks": not (deepspeed or alone)
-        and RECIPES[training.recipe].main_gradients_live in ("backward", "always"),
         f"layers in one checkpoint segment under {its_name}": fsdp
         and not all(isinstance(item, int) or len(item) == 1 for item in plan_of(spec)),
         f"a loss outside of the model that reads the LM head's weight under {its_name}": fsdp

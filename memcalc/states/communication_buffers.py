@@ -15,7 +15,7 @@ from memcalc.layout.schedules import uses_pipelining
 from memcalc.layout.stages import Stage, is_steady
 from memcalc.ledger.component import Component
 from memcalc.ledger.row_drafts import RowDraft, from_phase, mask_of
-from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
+from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.spec import Spec
 from memcalc.spec.zero import DEFAULT as ZERO
 from memcalc.states import pipeline_engine, pipelining
@@ -37,12 +37,12 @@ BETWEEN = mask_of("forward_1", "loss_1", "backward_1", "forward_2", "loss_2", "b
 
 def communication_buffers(spec: Spec, stage: Stage) -> list[RowDraft]:
     """Return the buffers of the run's engine on one pipeline stage."""
-    if spec.parallelism.engine == "megatron":  # main gradients are one contiguous buffer, reduced in place
+    options = state_options(spec)
+    if options.engine == "megatron":  # main gradients are one contiguous buffer, reduced in place
         return []
     found = [*pipelining.received(spec, stage)] if uses_pipelining(spec) else []
     if spec.parallelism.has_pipeline_engine:
         found += pipeline_engine.kept_between_passes(spec, stage)
-    options = state_options(spec)
     if spec.parallelism.shards * spec.parallelism.data_parallel_replicate == 1 and not options.partitions_gradients:
         return found
     parameters = without_companions(stage_parameters(spec, stage))
@@ -84,8 +84,6 @@ def _buckets(parameters: LocalParameters, options: StateOptions) -> Iterator[Row
     of 25 MiB in the order in which gradients were produced; their total size is the same. Gradients are all-reduced
     inside the buckets, one bucket at a time. No bucket is freed before the optimizer step: `.grad` is another copy.
     """
-    if RECIPES[options.recipe].gradients is None:
-        return  # main gradients are one contiguous buffer, reduced in place (Megatron-LM)
     elements: dict[str, int] = {}
     for parameter in parameters:
         if parameter.trains:  # a frozen parameter is in no bucket

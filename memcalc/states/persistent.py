@@ -22,6 +22,7 @@ from memcalc.states import megatron_buffers
 from memcalc.states.fake_quantization import scales_of_layers
 from memcalc.states.gradient_policy import embedding_gradient_stays
 from memcalc.states.state_options import state_options
+from memcalc.states.unsharded_weights import is_built_on_meta
 
 ROTARY_TABLES, CAUSAL_MASKS = "RoPE cos/sin caches", "causal masks"  # tensor names of module buffers, as in rows
 
@@ -148,7 +149,7 @@ def registered_buffers(spec: Spec, stage: Stage) -> list[RowDraft]:
         if each * count:
             items.append(RowDraft(Component.WEIGHTS, "buffers", name, axes, dtype, count, *given))
     # A model that is loaded is made without weights (from_pretrained), so no head is made unnecessarily.
-    on_gpu = not loads_weights(spec) and spec.parallelism.fsdp.weights_from == "meta"
+    on_gpu = not (loads_weights(spec) or is_built_on_meta(spec)) and spec.parallelism.fsdp.weights_from == "meta"
     in_vain = on_gpu and (spec.training.finetune == "full" or adapters_follow_the_head(spec))
     if spec.model.tie_word_embeddings and stage.has_head and in_vain:
         dtype = state_options(spec).base

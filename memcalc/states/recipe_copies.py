@@ -40,27 +40,33 @@ def kept_copies(options: StateOptions, *, trains: bool) -> Iterator[ParameterCop
         )
     # DeepSpeed's stage 1 reduces and frees them after backward; its BF16_Optimizer keeps all of them
     gradients_from = NEVER if options.sums_apart else 1 if options.engine == "deepspeed" else 2
-    if recipe.gradients is not None and not options.step.updates_in_backward:  # then they are events of backward
-        citation = "autograd: .grad, from backward to zero_grad"
-        mask = _gradient_mask(options)
-        copy = ParameterCopy(
-            Component.GRADIENTS,
-            " gradient",
-            options.base,
-            gradients_from,
-            mask,
-            citation,
-            gradient_shaped=True,
-            role=Role.GRADIENTS,
-        )
-        if mask:
-            until_reduced = _unsharded_sums if options.step.sums_unsharded else _whole_until_reduced
-            yield from until_reduced(copy, options)
+    if not options.step.updates_in_backward:  # then they are events of backward
+        yield from _gradients(options, gradients_from)
     if options.sums_apart:
         yield from _sums_apart(options)
     elif recipe.main_gradients is not None:
         yield from _main_gradients(options, recipe.main_gradients, gradients_from)
     yield from average(options.step.ema, options.base, weights_from)
+
+
+def _gradients(options: StateOptions, gradients_from: int) -> Iterator[ParameterCopy]:
+    mask = _gradient_mask(options)
+    citation = "autograd: .grad, from backward to zero_grad"
+    copy = ParameterCopy(
+        Component.GRADIENTS,
+        " gradient",
+        options.base,
+        gradients_from,
+        mask,
+        citation,
+        gradient_shaped=True,
+        role=Role.GRADIENTS,
+    )
+    is_transient = RECIPES[options.recipe].gradients is None
+    if options.step.sums_unsharded:
+        yield from _unsharded_sums(copy, options, with_shards=not is_transient)
+    elif mask and not is_transient:
+        yield from _whole_until_reduced(copy, options)
 
 
 def _sums_apart(options: StateOptions) -> Iterator[ParameterCopy]:
@@ -96,7 +102,12 @@ def _main_gradients(options: StateOptions, dtype: str, gradients_from: int) -> I
     copy = ParameterCopy(
         Component.GRADIENTS, " gradient in fp32", dtype, sharded_from, mask, citation, gradient_shaped=made, role=role
     )
-    yield from _whole_until_reduced(copy, options) if recipe.main_gradients_live == "backward" else (copy,)
+    if recipe.main_gradients_live != "backward":
+        yield copy
+    elif options.step.sums_unsharded:
+        yield _after_the_last(copy, options)
+    else:
+        yield from _whole_until_reduced(copy, options)
 
 
 def _whole_until_reduced(copy: ParameterCopy, options: StateOptions) -> Iterator[ParameterCopy]:
@@ -113,7 +124,7 @@ def _whole_until_reduced(copy: ParameterCopy, options: StateOptions) -> Iterator
     yield copy._replace(mask=copy.mask & ~PASSES)
 
 
-def _unsharded_sums(copy: ParameterCopy, options: StateOptions) -> Iterator[ParameterCopy]:
+def _unsharded_sums(copy: ParameterCopy, options: StateOptions, *, with_shards: bool) -> Iterator[ParameterCopy]:
     """Yield the unsharded sums of FSDP2 without gradient sync, and the shards after the last micro-batch.
 
     torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py, to_accumulated_grad_if_needed. The last backward frees the
@@ -121,7 +132,13 @@ def _unsharded_sums(copy: ParameterCopy, options: StateOptions) -> Iterator[Para
     """
     name = copy.name.replace("gradient", "unsharded gradient")
     yield copy._replace(name=name, dtype=options.summed, mask=copy.mask & PASSES, sharded_from_stage=NEVER)
-    yield copy if options.step.zeroes_gradients else copy._replace(mask=copy.mask & ~PASSES)
+    if with_shards:
+        yield _after_the_last(copy, options)
+
+
+def _after_the_last(copy: ParameterCopy, options: StateOptions) -> ParameterCopy:
+    """Return gradient shards that only exist after the last micro-batch, unless they are zeroed in place."""
+    return copy if options.step.zeroes_gradients else copy._replace(mask=copy.mask & ~PASSES)
 
 
 def _gradient_mask(options: StateOptions) -> int:
@@ -152,7 +169,10 @@ def gradients_exist(options: StateOptions, step: int) -> bool:
 
 def is_made_in_backward(copy: ParameterCopy, options: StateOptions) -> bool:
     """Return whether a copy is of gradients that this backward allocates."""
-    if copy.role is Role.GRADIENTS and options.step.sums_unsharded:
+    made = {Role.GRADIENTS}
+    if RECIPES[options.recipe].main_gradients_live == "backward":
+        made.add(Role.MASTER_GRADIENTS)
+    if copy.role in made and options.step.sums_unsharded:
         return True
     return copy.component is Component.GRADIENTS and copy.mask == _gradient_mask(options)
 

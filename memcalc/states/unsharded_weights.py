@@ -24,6 +24,13 @@ def shards_loaded_model(spec: Spec) -> bool:
     return parallelism.engine == "fsdp2" and parallelism.zero_stage > 0 and spec.training.finetune == "qlora"
 
 
+def is_built_on_meta(spec: Spec) -> bool:
+    """Return whether modules are built on the meta device, and get memory once they are sharded (FSDP2, DTensor)."""
+    parallelism = spec.parallelism
+    sharded = parallelism.engine == "fsdp2" and parallelism.zero_stage > 0
+    return (sharded or parallelism.tensor_parallel > 1) and spec.training.finetune != "qlora"
+
+
 def unsharded_weights(spec: Spec, stage: Stage) -> RowDraft:
     """Return the weights that are on the GPU besides their shards while the model is sharded, unit by unit.
 

@@ -176,6 +176,7 @@ class TrainingRun:
             if self.spec.training.gradient_accumulation_steps > 1:
                 loss = loss / self.spec.training.gradient_accumulation_steps
             loss.backward()  # type: ignore[no-untyped-call]
+            self.copies.after_backward()
             if self.spec.training.logits_until != "step":
                 self.logits = None
             del loss

@@ -94,6 +94,12 @@ class Copies:
 
         parameter.register_post_accumulate_grad_hook(upcast)  # type: ignore[no-untyped-call]
 
+    def after_backward(self) -> None:
+        """Free transient gradients that DDP has allocated again for reduced ones (reducer.cpp, finalize_backward)."""
+        if self.recipe.gradients is None:
+            for parameter in self.parameters:
+                parameter.grad = None
+
     @torch.no_grad()
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         """Run one optimizer step, including what the recipe does before and after it."""
