@@ -185,10 +185,6 @@ def _finish(draft: Draft) -> None:
             "torchtitan's modules and per-operator checkpointing are modelled as of 0.2.2; earlier releases copy keys "
             "and values for every query head: --set repeat_kv=true"
         )
-        if name == "deepseek_v3" and draft.values.get("parallelism.tensor_parallel", 1) != 1:
-            draft.notes.append(
-                "latent attention under tensor parallelism is counted from its source, not from a record"
-            )
     else:
         draft.default("training.recipe", _recipe(draft) if half else "fp32")
         if draft.values["training.dtype"] == "fp32":
