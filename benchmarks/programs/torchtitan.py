@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.programs.environments import TITAN, TITAN_FLOAT8
 from benchmarks.programs.huggingface import CARDS
@@ -185,8 +185,104 @@ def draw_pipeline(draw: Draw) -> Program:
     )
 
 
+class Experts(NamedTuple):
+    """How a model with experts is split.
+
+    Args:
+        gpus: of the job.
+        tensor: degree of tensor parallelism.
+        expert: degree of expert parallelism.
+        width: degree of tensor parallelism within experts, for expert parallelism.
+    """
+
+    gpus: int
+    tensor: int = 1
+    expert: int = 1
+    width: int = 1
+
+
+# name, flavor, and the layouts: of DeepSeek's and Qwen3's, of large ones.
+SMALL_LAYOUTS = (
+    Experts(8),
+    Experts(16, expert=8),
+    Experts(16, tensor=2, expert=4),
+    Experts(8, tensor=2),
+    Experts(8, expert=2),
+    Experts(16, tensor=2, expert=4, width=2),
+    Experts(32, expert=8),
+)
+LARGE_LAYOUTS = (
+    Experts(256, expert=16),
+    Experts(128, tensor=4, expert=8, width=4),
+    Experts(256),
+    Experts(128, tensor=4, expert=16),
+)
+LLAMA4_LAYOUTS = (
+    Experts(64, expert=8),
+    Experts(128, tensor=4, expert=8, width=4),
+    Experts(32),
+    Experts(128, tensor=4, expert=16),
+)
+EXPERT_MODELS = (
+    ("qwen3", "30B-A3B", SMALL_LAYOUTS),
+    ("deepseek_v3", "16B", SMALL_LAYOUTS),
+    ("qwen3", "30B-A3B", SMALL_LAYOUTS),
+    ("llama4", "17bx16e", LLAMA4_LAYOUTS),
+    ("deepseek_v3", "16B", SMALL_LAYOUTS),
+    ("qwen3", "235B-A22B", LARGE_LAYOUTS),
+    ("llama4", "17bx16e", LLAMA4_LAYOUTS),
+    ("deepseek_v3", "671B", LARGE_LAYOUTS),
+)
+
+
+def draw_experts(draw: Draw) -> Program:
+    """A program of a model with experts: one rank of many, for which all ranks send what it sends itself."""
+    name, flavor, layouts = draw.of("model", EXPERT_MODELS)
+    split: Experts = draw.of(f"layout of {name} {len(layouts)}", layouts)
+    parallelism: dict[str, Any] = {
+        "data_parallel_shard_degree": -1,
+        "fsdp_reshard_after_forward": draw.of("reshard", ("default", "default", "never", "default"))
+        if layouts is SMALL_LAYOUTS
+        else "default",
+    }
+    if split.tensor > 1:
+        parallelism["tensor_parallel_degree"] = split.tensor
+    if split.expert > 1:
+        parallelism |= {"expert_parallel_degree": split.expert, "expert_tensor_parallel_degree": split.width}
+    # Experts that are a unit of FSDP2 inside a checkpoint by operator end with an error in torch 2.13.
+    checkpointing = CHECKPOINTING[1:] if split.expert > 1 else CHECKPOINTING
+    assets = "meta-llama/Llama-3.1-8B"
+    tables: dict[str, dict[str, Any]] = {
+        "model": {"name": name, "flavor": flavor, "hf_assets_path": f"./{assets}"},
+        "optimizer": {"name": "AdamW", "lr": 3e-4, "eps": 1e-8},
+        "training": {
+            "local_batch_size": draw.of("batch", (1, 2, 1)),
+            "seq_len": draw.of("length", (2048, 4096, 2048, 1024)),
+            "steps": 1000,
+            "dataset": "c4_test",
+            "dataset_path": "data",
+        },
+        "parallelism": parallelism,
+        "checkpoint": {"enable": False},
+        "activation_checkpoint": dict(draw.of(f"checkpointing of {len(checkpointing)}", checkpointing)),
+        "compile": {"enable": False},
+    }
+    return Program(
+        files={FILE: written_toml(tables)},
+        command=f"{draw.of('launch', LAUNCHES)}python -m torchtitan.train --job.config_file ./{FILE}",
+        card=draw.of("card", ("h200", "h100-80gb", "h200", "a100-80gb")),  # an A100 has no grouped GEMM
+        gpus=8,
+        sized=Sized(FILE, (f"gpus={split.gpus}",), "torchtitan"),
+        models=(assets,),
+        data="texts",
+        options={"steps": STEPS, "world_size": split.gpus},
+        timeout=2400,  # FlexAttention of DeepSeek-V3 is compiled and tuned
+    )
+
+
 FAMILIES = (
     Family("torchtitan", TITAN, draw_program),
+    Family("torchtitan-experts", TITAN, draw_experts),
     Family("torchtitan-pipeline", TITAN, draw_pipeline),
     Family("torchtitan-float8", TITAN_FLOAT8, draw_float8_program),
 )

@@ -1,4 +1,4 @@
-"""torchtitan's Llama and Qwen3, operator by operator, under FSDP2 with bf16 parameters and fp32 reduction.
+"""torchtitan's Llama, DeepSeek and Qwen3, operator by operator, under FSDP2 with bf16 parameters and fp32 reduction.
 
 Sources: torchtitan 0.2.2 torchtitan/models/llama3/model/model.py and qwen3/model/model.py, infra/parallelize.py (tensor
 parallelism), distributed/activation_checkpoint.py (selective recomputation by operator), train.py (the logits are freed
@@ -12,9 +12,11 @@ from memcalc.architectures.norms import norm
 from memcalc.architectures.plain_embedding_head import split_embedding
 from memcalc.architectures.structure import BlockStructure
 from memcalc.architectures.tensor_parallel import TensorParallelOps
+from memcalc.architectures.torchtitan_mla import TorchtitanLatentAttention
+from memcalc.architectures.torchtitan_moe import TorchtitanMoe, kept_exchanges
 from memcalc.ledger.component import Component
 from memcalc.operators import Operators
-from memcalc.programs.tape import Tape, Tensor
+from memcalc.programs.tape import Node, Tape, Tensor
 
 SOURCE = "torchtitan 0.2.2 torchtitan/models/llama3/model/model.py"
 # FSDP2 casts each unit's floating-point arguments: Qwen3's RoPE cache, but not Llama's, which is complex.
@@ -34,7 +36,7 @@ def write(c: BlockStructure, part: str) -> tuple[Tape, Tensor | None]:
         return tape, x
     if part == "head":
         return _head(c, tape, ops)
-    return TorchtitanLayer(c, tape, ops).write()
+    return TorchtitanLayer(c, tape, ops, experts=part == "expert layer").write()
 
 
 def _head(c: BlockStructure, tape: Tape, ops: Operators) -> tuple[Tape, None]:
@@ -50,10 +52,11 @@ class TorchtitanLayer:
         c: the structure.
         tape: the tape of the layer.
         ops: its operators.
+        experts: whether the layer has experts in place of the MLP.
     """
 
-    def __init__(self, c: BlockStructure, tape: Tape, ops: Operators) -> None:
-        self.c, self.tape, self.ops = c, tape, ops
+    def __init__(self, c: BlockStructure, tape: Tape, ops: Operators, *, experts: bool) -> None:
+        self.c, self.tape, self.ops, self.has_experts = c, tape, ops, experts
         self.split = TensorParallelOps(ops, c)
         self.axis = c.sharding.axis
 
@@ -65,11 +68,12 @@ class TorchtitanLayer:
         if c.projections.qk_norm:
             tape.arguments.append(ops.table("RoPE cache, cast", ("s", "2·d_h"), c.dtypes.compute, CAST_INPUTS))
         normed = norm(ops, c.norm, x, "input_norm")
-        attended = self.attention(normed)
+        latent = c.projections.mla
+        attended = TorchtitanLatentAttention(self).output(normed) if latent else self.attention(normed)
         self.split.returned(normed)
         x = ops.add(x, attended, "attention sum")
         normed = norm(ops, c.norm, x, "post_attention_norm")
-        fed = self.mlp(normed)
+        fed = TorchtitanMoe(self).output(normed) if self.has_experts else self.mlp(normed)
         self.split.returned(normed)
         output = ops.add(x, fed, "layer output")
         if c.saving.selective:
@@ -104,32 +108,52 @@ class TorchtitanLayer:
         return out
 
     def mlp(self, normed: Tensor) -> Tensor:
-        """FeedForward.forward: w2(silu(w1(x)) * w3(x))."""
-        ops, split = self.ops, self.split
-        x = split.module_input(normed, "mlp")
-        inner = self.axis(self.c.mlp.width)
-        into = ("b", "s", inner)
-        gate = split.column(x, "mlp.gate_proj", (inner, "d"), into, bias=False)
-        activated = ops.pointwise(gate, "mlp.silu")
-        up = split.column(x, "mlp.up_proj", (inner, "d"), into, bias=False)
-        product = ops.mul(activated, up, "mlp.silu(gate) * up")
-        out = split.row(product, "mlp.down_proj", ("d", inner), bias=False)
-        split.returned(x)
+        """FeedForward.forward of all tokens."""
+        x = self.split.module_input(normed, "mlp")
+        out = self.feed_forward(x, "mlp.", self.c.mlp.width)
+        self.split.returned(x)
         return out
+
+    def feed_forward(self, x: Tensor, prefix: str, width: str, *, shared: bool = False) -> Tensor:
+        """FeedForward.forward: w2(silu(w1(x)) * w3(x)).
+
+        Args:
+            x: the input.
+            prefix: of the names of its linear layers.
+            width: axis of its inner features.
+            shared: whether it is a shared expert, of which the sum with the routed ones is reduced.
+        """
+        ops, split = self.ops, self.split
+        inner = self.axis(width)
+        into = ("b", "s", inner)
+        gate = split.column(x, f"{prefix}gate_proj", (inner, "d"), into, bias=False)
+        activated = ops.pointwise(gate, f"{prefix}silu")
+        up = split.column(x, f"{prefix}up_proj", (inner, "d"), into, bias=False)
+        product = ops.mul(activated, up, f"{prefix}silu(gate) * up")
+        if shared:
+            return ops.linear(product, f"{prefix}down_proj", ("d", inner), ("b", "s", "d"), bias=False)
+        return split.row(product, f"{prefix}down_proj", ("d", inner), bias=False)
+
+    def record_table(self, table: Tensor) -> None:
+        """Record a tensor that a kernel fills."""
+        self.tape.record(Node(self.tape.storages[table.storage].name, (), (table,), (), ()))
 
     def rotated_pairs(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Llama's apply_rotary_emb: pairs of features as complex fp32 numbers, times a cache, and back."""
         ops, given = self.ops, (q, k)
         wide = [ops.cast(x, "fp32", f"{name} in fp32") for name, x in (("q", q), ("k", k))]
-        turned = [self._times_cache(x, name) for name, x in zip("qk", wide, strict=True)]
+        turned = [self.times_cache(x, name, "d_h") for name, x in zip("qk", wide, strict=True)]
         q, k = (ops.cast(x, q.dtype, f"rotated {name}") for name, x in zip("qk", turned, strict=True))
         self.tape.still_referenced(*given, *wide, *turned)
         return q, k
 
-    def _times_cache(self, x: Tensor, name: str) -> Tensor:
-        """Multiply by the complex cache; backward multiplies by a copy of its conjugate (mul_tensor_backward)."""
+    def times_cache(self, x: Tensor, name: str, width: str) -> Tensor:
+        """Multiply by the complex cache of `width` features; backward multiplies by a copy of its conjugate.
+
+        Source: torch 2.13 torch/csrc/autograd/FunctionsManual.cpp, mul_tensor_backward.
+        """
         y = self.ops.mul_table(x, f"{name} turned", "fp32")
-        conjugate = self.tape.store(f"conjugate of the cache for {name}", ("s", "d_h"), "fp32", "aten::resolve_conj")
+        conjugate = self.tape.store(f"conjugate of the cache for {name}", ("s", width), "fp32", "aten::resolve_conj")
         node = self.tape.nodes[-1]
         node.backward = node.backward._replace(prepares=((conjugate, 1),), between=((conjugate, -1),))
         return y
@@ -161,5 +185,7 @@ class TorchtitanLayer:
         matmuls = [node for node in nodes if node.multiplies]
         attention = next(node for node in nodes if node.name == "attention")
         summed = [node for node in nodes if node.name.endswith("summed")] if self.c.sharding.sequence_parallel else []
+        if self.has_experts:
+            summed += kept_exchanges(self.c, nodes)
         results = [tensor.storage for node in (*matmuls[::2], *summed, attention) for tensor in node.outputs]
         return (*results, *attention.forward.also)

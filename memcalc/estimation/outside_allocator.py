@@ -29,14 +29,17 @@ def _process_groups(spec: Spec) -> int:
     own step makes it without a device, and only zero.Init, at stage 3, then gathers in it.
 
     torchtitan has a group for each dimension of its meshes that is not the world, and the world's: batches and losses
-    are dimensions of their own (torchtitan 0.2.2 torchtitan/distributed/parallel_dims.py, build_mesh).
+    are dimensions of their own, and with expert parallelism the shards and the slices of experts (torchtitan 0.2.2
+    torchtitan/distributed/parallel_dims.py, build_mesh).
     """
     parallelism = spec.parallelism
     replicas, context = parallelism.data_parallel_replicate, parallelism.context_parallel
     degrees = (replicas, parallelism.tensor_parallel, parallelism.pipeline_parallel, parallelism.expert_parallel)
     if spec.training.framework == "torchtitan":
         batches = parallelism.data_parallel
-        meshes = (*degrees, parallelism.shards, context, batches, batches * context)
+        meshes: tuple[int, ...] = (*degrees, parallelism.shards, context, batches, batches * context)
+        if parallelism.expert_parallel > 1:
+            meshes += (parallelism.expert_shards, parallelism.expert_width_ranks)
         return sum(1 < size < parallelism.ranks for size in meshes) + int(parallelism.ranks > 1)
     shards = parallelism.data_parallel // replicas
     groups = sum(degree > 1 for degree in (*degrees, shards, context))

@@ -57,6 +57,7 @@ FIELDS: dict[str, Meaning] = {
     "parallelism.context_parallel_rotate_method": fact("rotation", "parallelism.context_parallel_method"),
     "parallelism.expert_parallel_degree": to("parallelism.expert_parallel"),
     "parallelism.expert_tensor_parallel_degree": to("parallelism.expert_tensor_parallel"),
+    "parallelism.expert_parallel_comm_backend": fact("exchange", "parallelism.expert_parallel"),
     "parallelism.disable_loss_parallel": fact("whole_logits", "training.loss"),
     "parallelism.enable_async_tensor_parallel": lacking("asynchronous tensor parallelism"),
     "parallelism.pipeline_parallel_schedule": to(
@@ -77,7 +78,7 @@ FIELDS: dict[str, Meaning] = {
     "parallelism.pipeline_parallel_first_stage_less_layers": fact("less_first", "parallelism.pipeline_split"),
     "parallelism.pipeline_parallel_last_stage_less_layers": fact("less_last", "parallelism.pipeline_split"),
     **nothing("changes the implementation only").at(
-        "parallelism.context_parallel_load_balancer parallelism.expert_parallel_comm_backend",
+        "parallelism.context_parallel_load_balancer",
         "parallelism.pipeline_parallel_expert_parallel_overlap parallelism.enable_compiled_autograd",
         "parallelism.enable_approx_mid_point activation_checkpoint*",
     ),
@@ -105,37 +106,72 @@ FIELDS: dict[str, Meaning] = {
 
 _PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _LLAMAS = ("llama2", "llama3")
-_UNTIED_QWENS = ("8b", "14b", "32b")  # Qwen3's other flavors tie the LM head to the embedding, or have experts
+_UNTIED_QWENS = ("8b", "14b", "32b", "30b-a3b", "235b-a22b")  # Qwen3's other flavors tie the LM head to the embedding
 _FLAVORS = {
     ("llama3", "405b"): "llama-3.1-405b",
-    ("llama4", "17bx16e"): "llama-4-scout",
     ("llama4", "17bx16e_irope"): "llama-4-scout",
     ("deepseek_v3", "671b"): "deepseek-v3",
+    ("deepseek_v3", "236b"): "deepseek-v2",
     ("deepseek_v3", "16b"): "deepseek-v2-lite",
 }
+_EXPERT_FLAVORS = (
+    *(("llama4", flavor) for flavor in ("17bx16e", "17bx128e")),
+    *(("deepseek_v3", flavor) for flavor in ("16b", "236b", "671b")),
+)
+# models/llama4/__init__.py, model/args.py and model/model.py: every layer has RoPE and full attention, without norms of
+# queries and keys. By flavor: number of experts, and every how many layers has some.
+_LLAMA4 = {"17bx16e": (16, 1), "17bx128e": (128, 2)}
+_LLAMA4_SIZES: Mapping[str, Any] = {
+    "model.architecture": "llama4_text",
+    "model.num_layers": 48,
+    "model.hidden_size": 5120,
+    "model.num_attention_heads": 40,
+    "model.num_key_value_heads": 8,
+    "model.head_dim": 128,
+    "model.intermediate_size": 16384,
+    "model.vocab_size": 202048,
+    "model.tie_word_embeddings": False,
+    "model.qk_norm": False,
+    "model.sliding_window": 0,
+    "model.full_attention_interval": 0,
+    "model.rotates_windows_alone": False,
+    "model.moe.num_experts_per_token": 1,
+    "model.moe.expert_intermediate_size": 8192,
+    "model.moe.shared_expert_intermediate_size": 8192,
+}
+
+
+def _model(draft: Draft, name: str, flavor: str) -> None:
+    """Set the model of a flavor."""
+    preset = _FLAVORS.get((name, flavor)) or preset_of(f"{name}-{flavor}")
+    if preset is not None:
+        draft.values["preset"] = preset
+    elif name == "llama4" and flavor in _LLAMA4:
+        experts, interval = _LLAMA4[flavor]
+        draft.values.update(_LLAMA4_SIZES)
+        draft.values |= {"model.moe.num_experts": experts, "model.moe.expert_interval": interval}
+    elif name == "qwen3":  # its flavors have the names of the published models
+        published = f"Qwen/Qwen3-{flavor.upper()}"
+        if find_shipped(published) is not None:
+            draft.values["hf_config"] = published
+    if name and not draft.values.keys() & {"preset", "hf_config", "model.num_layers"}:
+        draft.unknown_model = f"{name} {flavor}".rstrip()
 
 
 def _finish(draft: Draft) -> None:
     facts = draft.facts
     name, flavor = str(facts.get("name", "")).lower(), str(facts.get("flavor", "")).lower()
-    preset = _FLAVORS.get((name, flavor)) or preset_of(f"{name}-{flavor}")
-    if preset is not None:
-        draft.values["preset"] = preset
-    elif name == "qwen3":  # its flavors have the names of the published models
-        published = f"Qwen/Qwen3-{flavor.upper()}"
-        if find_shipped(published) is not None:
-            draft.values["hf_config"] = published
-    if name and not draft.values.keys() & {"preset", "hf_config"}:
-        draft.unknown_model = f"{name} {flavor}".rstrip()
+    _model(draft, name, flavor)
     draft.default("training.dtype", _PRECISIONS.get(str(facts.get("param", "bfloat16")), "bf16"))
     half = draft.values["training.dtype"] != "fp32"
     draft.default("training.optimizer_implementation", "fused")
     _stages(draft)
     _sharding(draft)
+    _experts(draft)
     if facts.get("offload") is True:
         place_shards(draft)
     low = str(facts.get("weights", "float32")) in ("bfloat16", "float16")
-    modelled = name in _LLAMAS or (name == "qwen3" and flavor in _UNTIED_QWENS)
+    modelled = name in _LLAMAS or (name, flavor) in _EXPERT_FLAVORS or (name == "qwen3" and flavor in _UNTIED_QWENS)
     own = half and not low and modelled and _is_sharded_alone(draft)
     _micro_batches(draft)
     if low:
@@ -157,8 +193,8 @@ def _finish(draft: Draft) -> None:
         if draft.values.get("parallelism.pipeline_parallel", 1) == 1:
             draft.default("training.logits_until", "loss")  # train.py: `del pred`
         draft.notes.append(
-            "torchtitan's own modules are modelled only for Llama and untied dense Qwen3 under FSDP2; counted as plain "
-            "modules"
+            "torchtitan's own modules are modelled only for Llama, DeepSeek and untied Qwen3 under FSDP2; counted as "
+            "plain modules"
         )
     if not low and draft.values.get("parallelism.tensor_parallel", 1) != 1:  # infra/parallelize.py, apply_tp
         draft.default("parallelism.sequence_parallel", True)
@@ -217,6 +253,19 @@ def _sharding(draft: Draft) -> None:
         draft.values["training.global_batch_size"] = total
 
 
+def _experts(draft: Draft) -> None:
+    """Set the ranks that split each expert: 1 by default, or those of tensor parallelism without expert parallelism.
+
+    Source: config/job_config.py, Parallelism; models/llama4/infra/parallelize.py, apply_moe_ep_tp.
+    """
+    if draft.values.get("parallelism.expert_parallel", 1) == 1:
+        draft.values.pop("parallelism.expert_tensor_parallel", None)
+        return
+    draft.default("parallelism.expert_tensor_parallel", 1)
+    if draft.facts.get("exchange", "standard") != "standard":
+        draft.limit("DeepEP's exchange of tokens", "the standard all-to-all is counted", holds_memory=True)
+
+
 def _known_ranks(draft: Draft) -> int | None:
     """Return the number of data-parallel ranks, which the launcher decides; None if it is not given."""
     gpus, ranks = (draft.overridden.get(f"parallelism.{name}") for name in ("gpus", "data_parallel"))
@@ -268,9 +317,8 @@ def _micro_batches(draft: Draft) -> None:
 
 
 def _is_sharded_alone(draft: Draft) -> bool:
-    """Return whether FSDP2 shards the data-parallel ranks, with at most tensor and pipeline parallelism in addition."""
-    degrees = ("context", "expert")
-    whole = all(draft.values.get(f"parallelism.{degree}_parallel", 1) == 1 for degree in degrees)
+    """Return whether FSDP2 shards the data-parallel ranks, with at most tensor, expert and pipeline parallelism."""
+    whole = draft.values.get("parallelism.context_parallel", 1) == 1
     ranks = draft.values.get("parallelism.data_parallel", 2 if "parallelism.data_parallel" in draft.overridden else 1)
     return whole and draft.values.get("parallelism.zero_stage") in (2, 3) and ranks != 1
 

@@ -184,7 +184,7 @@ def _stage_parameters(
     rows: list[LocalParameter] = []
     wide = built_in_fp32(model.architecture) if implementation == "huggingface" and precision.base != "fp32" else ()
     table = parameter_table(model)
-    for row in table if implementation != "plain" else chain.from_iterable(map(_apart, table)):
+    for row in table if implementation not in ("plain", "torchtitan") else chain.from_iterable(map(_apart, table)):
         count = row.count if row.part == "embedding" else 1
         if row.part == "layer":
             count = next((n for prefix, n in here.items() if row.module.startswith(prefix)), layers)
@@ -218,7 +218,10 @@ def _transposed(row: LocalParameter) -> LocalParameter:
 
 
 def _apart(row: Parameter) -> tuple[Parameter, ...]:
-    """Split gate_up_proj of routed experts: two tensors in the reference decoder (step/reference/mlp.py), else one."""
+    """Split gate_up_proj of routed experts: two tensors in torchtitan and in the reference decoder.
+
+    Source: step/reference/mlp.py.
+    """
     if not row.module.endswith(".experts.gate_up_proj"):
         return (row,)
     shape = tuple((symbol.removeprefix("2·"), size // 2 if symbol == "2·F_e" else size) for symbol, size in row.shape)

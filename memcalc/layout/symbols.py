@@ -18,6 +18,8 @@ TILE_ROWS, TILE_COLUMNS = 4096, 32768
 GROUPED = ("d", "F", "h·d_h")  # inputs of linear layers, which fake quantization divides into groups
 LINEAR_CHUNK = 64  # tokens; transformers 5.23 models/qwen3_5/modeling_qwen3_5.py, torch_chunk_gated_delta_rule
 
+PADDED_ROWS = 8  # of torchtitan's groups of rows
+
 MEANINGS = {
     "b": "micro-batch",
     "b/2": "chosen or rejected sequences of a micro-batch",
@@ -39,6 +41,9 @@ MEANINGS = {
     "F_e": "intermediate size of a routed expert",
     "F_s": "intermediate size of the shared expert",
     "R": "rows of one expert, b·s·k/E rounded up",
+    "C": "copies of tokens that a rank sends to experts",
+    "C+1": "copies of tokens that a rank sends to experts, and an empty row",
+    "C_p": "copies of tokens with 8 more rows for each expert of the rank, rounded up to a multiple of 8",
     "r_q": "rank of the query latent",
     "r_kv": "rank of the key/value latent",
     "d_n": "size of a query/key head without RoPE",
@@ -286,5 +291,21 @@ def _expert_values(spec: Spec, values: dict[str, int]) -> dict[str, int]:
         "F_e/t_e": -(-values["F_e"] // width_ranks),
         "2·F_e/t_e": 2 * -(-values["F_e"] // width_ranks),
         "R": -(-tokens * values["k"] * e // values["E"]),
+        **_copies(spec, values, tokens),
         "2·E+1": 2 * values["E"] + 1,
     }
+
+
+def _copies(spec: Spec, values: dict[str, int], tokens: int) -> dict[str, int]:
+    """Return the symbols of torchtitan's token copies on one rank.
+
+    Expert parallelism that uses tensor-parallel ranks, too, splits the tokens among them (torchtitan 0.2.2
+    distributed/expert_parallel.py, ReordererSequenceParallel). Groups of rows are padded to multiples of 8
+    (models/moe/utils.py, TOKEN_GROUP_ALIGN_SIZE_M).
+    """
+    parallelism = spec.parallelism
+    copies = tokens * values["k"]
+    if parallelism.expert_parallel > 1 and parallelism.expert_width_ranks == 1:
+        copies //= parallelism.tensor_parallel
+    experts = -(-values["E"] // parallelism.expert_parallel)
+    return {"C": copies, "C+1": copies + 1, "C_p": (-(-copies // PADDED_ROWS) + experts) * PADDED_ROWS}

@@ -23,9 +23,9 @@ from memcalc.operators.megatron_local import MegatronLocal
 from memcalc.operators.megatron_moe_ops import MegatronMoeOps
 from memcalc.operators.norms import Norms
 from memcalc.operators.ring_attention import RingAttention
-from memcalc.operators.routing import Routing
 from memcalc.operators.slice_assignment import SliceAssignment
 from memcalc.operators.state_space import StateSpace
+from memcalc.operators.token_permutation import TokenPermutation
 
 
 class Operators(
@@ -42,7 +42,7 @@ class Operators(
     Collectives,
     LossParallel,
     LigerKernels,
-    Routing,
+    TokenPermutation,
     SliceAssignment,
     AttentionScores,
     GptOssOps,

@@ -77,6 +77,38 @@ class FusedAttention(Base):
         self.tape.record(node)
         return y
 
+    def flex_attention(self, q: Tensor, k: Tensor, v: Tensor, heads: str, out: Shape) -> Tensor:
+        """Compiled flex_attention; saves q, k, v, its output, and fp32 log-sum-exps.
+
+        Backward first sums the products of the output and its gradient.
+
+        Args:
+            q: queries.
+            k: keys.
+            v: values.
+            heads: axis of the heads.
+            out: axes of the output.
+        """
+        tape, citation = self.tape, "torch 2.13 torch/_higher_order_ops/flex_attention.py, FlexAttentionAutogradOp"
+        y = tape.new("attention output", out, q.dtype, citation)
+        lse, delta = (
+            tape.store(f"attention {name}", ("b", heads, "s"), "fp32", citation)
+            for name in ("log-sum-exp", "sum of gradient times output")
+        )
+        saved = tuple(dict.fromkeys(t.storage for t in (q, k, v, y)))
+        node = Node(
+            "attention",
+            (q, k, v),
+            (y,),
+            (*saved, lse),
+            (NEW, NEW, NEW),
+            forward=ForwardMemory(also=(lse,)),
+            backward=BackwardMemory(prepares=((delta, 1),), between=((delta, -1),)),
+            variables=(*_by_head(q, k, v, y), tape.full_tensor(lse)),
+        )
+        tape.record(node)
+        return y
+
     def padded_flash_attention(
         self, q: Tensor, k: Tensor, v: Tensor, heads: str, kv_heads: str, length: str, *, splits: bool
     ) -> Tensor:

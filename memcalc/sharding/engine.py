@@ -37,6 +37,7 @@ class Engine:
     hooks_gradients = False  # whether the engine takes over each gradient when its operator's backward has ended
     frees_gradients = False  # whether the optimizer step frees the gradients
     hooks_modules = False  # whether it has hooks around each module with parameters, not only around units
+    reduces_modules = False  # whether it takes over the gradients of a hooked module when the module's backward ends
     wraps_embedding_and_head = False  # whether the embedding is a unit, and final norm and LM head are another
     head_is_unit = False  # whether the LM head's unit is prepared for the gradient of the logits, not of the output
     output_is_loss = False  # whether the loss is part of the root's forward
@@ -186,6 +187,10 @@ class Engine:
             passing: the pass that calls it.
             result: bytes of the operator's result.
         """
+
+    def module_gradients(self, gradients: Sequence[Gradient]) -> None:
+        """Take over the gradients of a hooked module, before `after_module`, if the engine reduces modules."""
+        raise NotImplementedError
 
     def after_module(self) -> None:
         """Run after the forward or backward of the last module that was entered."""

@@ -11,6 +11,7 @@ from memcalc.layout.sequence_sharding import has_ring_attention
 from memcalc.sharding.ddp import DDP
 from memcalc.sharding.deepspeed import deepspeed_engine
 from memcalc.sharding.engine import ROOT, Engine
+from memcalc.sharding.expert_fsdp2 import ExpertFSDP2
 from memcalc.sharding.fsdp1 import FSDP1
 from memcalc.sharding.fsdp2 import FSDP2
 from memcalc.sharding.megatron import MegatronBuffers, MegatronDDP
@@ -55,6 +56,8 @@ def engine_of(
         return Engine(requests)
     if options.engine == "fsdp2" and uses_pipelining(spec):
         return PipelinedFSDP2(requests, units, options, chunk)
+    if options.engine == "fsdp2" and options.fsdp.expert_units:
+        return ExpertFSDP2(requests, units, options)
     if options.engine == "fsdp2":
         return FSDP2(requests, units, options)
     if options.engine == "fsdp1":

@@ -32,6 +32,8 @@ NAMES = {  # labels of units that are not layers, of their gathered parameters, 
     TAIL: ("final norm and head", "final norm and head", "P_tail"),
 }
 LAYER = "a layer", "layer parameters", "P_layer"
+EXPERTS = "experts of a layer", "expert parameters", "P_experts"
+FIRST_EXPERTS = -4  # the experts of a layer are a unit with expert parallelism: FIRST_EXPERTS - layer
 # CUDA streams in addition to the default one (_fsdp_param_group.py, FSDPCommContext).
 ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE = 1, 2, 3
 REFERENCE_GATHER = 4  # that of a reference model or a teacher: each root makes its own
@@ -59,6 +61,7 @@ class UnitGather(NamedTuple):
         output: the all-gather output, with all ranks' shards.
         parameters: each parameter that is copied out of it.
         table: scratch of the copy-out kernel.
+        arranges: whether parameters are sharded along another axis than the first, so that each is copied twice.
     """
 
     fetched: tuple[int, ...]
@@ -66,6 +69,7 @@ class UnitGather(NamedTuple):
     output: int
     parameters: tuple[int, ...]
     table: tuple[int, ...]
+    arranges: bool = False
 
 
 class Reduce(NamedTuple):
@@ -78,6 +82,7 @@ class Reduce(NamedTuple):
         table: scratch of the copy-in kernel.
         main: fp32 copies of the reduced gradients, which the recipe makes in hooks of the parameters.
         last: the parameter with the gradient that the variable `unsharded_grad` references until the reduction returns.
+        arranged: copies of the gradients, where parameters are sharded along another axis than the first.
     """
 
     source: int
@@ -86,11 +91,17 @@ class Reduce(NamedTuple):
     table: tuple[int, ...]
     main: tuple[int, ...]
     last: LocalParameter
+    arranged: tuple[int, ...] = ()
+
+
+def expert_unit(layer: int) -> int:
+    """Return the unit of a layer's routed experts, if they are one."""
+    return FIRST_EXPERTS - layer
 
 
 def labels_of(unit: int, parameters: Sequence[LocalParameter], options: StateOptions) -> UnitLabels:
     """Return the labels of a unit's storages, with the dtypes of its all-gather and reduce-scatter."""
-    name, parameters_name, symbol = NAMES.get(unit, LAYER)
+    name, parameters_name, symbol = NAMES.get(unit, EXPERTS if unit <= FIRST_EXPERTS else LAYER)
     dtypes = {gathered_dtype(each, options) for each in parameters}
     dtype = dtypes.pop() if len(dtypes) == 1 else "uint8"
     own = next((each.dtype or options.base for each in parameters if each.trains), options.base)
@@ -344,6 +355,9 @@ class FSDP2(Engine):
         """
         gather, labels, take = self.sizes[unit][0], self.labels[unit], self.requests.take
         on = self.all_gather_stream if stream is None else stream
+        if not gather.output:  # of one rank
+            self.gathering[unit] = take(0, 0, labels.all_gather)
+            return
         copies = [] if gather.fetched else [take(size, on, labels.cast) for size in gather.copies]
         for index, size in enumerate(gather.fetched):  # _fsdp_param.py, all_gather_inputs
             copies.append(take(size, on, labels.from_host))
@@ -357,27 +371,65 @@ class FSDP2(Engine):
     def _copy_out(self, unit: int) -> int:
         """Allocate the parameters; return the all-gather output. Source: foreach_all_gather_copy_out."""
         gather, gathered = self.sizes[unit][0], self.labels[unit].gathered
-        self.parameters[unit] = [self.requests.take(size, 0, gathered) for size in gather.parameters]
-        self.requests.drop((self.requests.play(gather.table, SCRATCH),))
+        if not gather.output and gather.copies:
+            self._copy_alone(unit, gather)
+            return self.gathering.pop(unit)
+        self.parameters[unit], arranged = [], list[int]()
+        for size in gather.parameters:
+            self.parameters[unit].append(self.requests.take(size, 0, gathered))
+            if gather.arranges:
+                arranged.append(self.requests.take(size, 0, gathered))
+        self.requests.drop((self.requests.play(gather.table, SCRATCH), *arranged))
         return self.gathering.pop(unit)
+
+    def _copy_alone(self, unit: int, gather: UnitGather) -> None:
+        """Cast and copy the parameters that one rank has, each cast until the next one. Source: wait_for_unshard."""
+        labels, before = self.labels[unit], list[int]()
+        self.parameters[unit] = []
+        for cast, size in zip(gather.copies, gather.parameters, strict=True):
+            made = self.requests.take(cast, 0, labels.cast)
+            self.requests.drop(before)
+            self.parameters[unit].append(self.requests.take(size, 0, labels.gathered))
+            before = [made]
+        self.requests.drop(before)
 
     def _reduce(self, unit: int, reduce: Reduce, gradients: Sequence[Gradient]) -> list[int]:
         """Reduce-scatter a unit's gradients; return those that stay. Source: _fsdp_collectives.py, foreach_reduce."""
         labels = self.labels[unit]
+        last = [each.storage for each in gradients if each.parameter == reduce.last]
+        produced = [each.storage for each in gradients if each.storage not in last]
+        if reduce.arranged:
+            produced = self._arrange(unit, reduce, gradients, last)
         self.reducing = [self.requests.take(reduce.source, 0, labels.scatter)]
         self.requests.drop((self.requests.play(reduce.table, SCRATCH),))
-        last = [each.storage for each in gradients if each.parameter == reduce.last]
-        self.requests.drop(each.storage for each in gradients if each.storage not in last)
+        self.requests.drop(produced)
         output = self.requests.take(reduce.output, self.reduce_scatter_stream, labels.shard)
         if self.choice.replicates:  # until the end of backward (_fsdp_param_group.py, _all_reduce_state)
             self.requests.hold(output)
             self.all_reduced[unit] = output
+        if reduce.output == reduce.source:  # of one rank: divided by 1, in a tensor of its own, and copied
+            self.requests.drop((self.requests.take(reduce.output, self.reduce_scatter_stream, labels.shard),))
         if reduce.shards != reduce.output:  # _to_dtype_if_needed
             reduced, output = output, self.requests.take(reduce.shards, self._post_reduce_stream, labels.shard)
             self.requests.drop((reduced,))
         kept = self._sharded_gradients(output, reduce, labels)
         self.requests.drop(last)
         return kept
+
+    def _arrange(self, unit: int, reduce: Reduce, gradients: Sequence[Gradient], last: Sequence[int]) -> list[int]:
+        """Copy gradients so that each rank's part of another axis is contiguous; return the copies."""
+        order = self.members[unit]
+        given = sorted(gradients, key=lambda each: 0 if each.parameter is None else order.index(each.parameter))
+        copies, unread = list[int](), list[int]()
+        for number, (gradient, size) in enumerate(zip(given, reduce.arranged, strict=True)):
+            copies.append(self.requests.take(size, 0, self.labels[unit].scatter))
+            if gradient.storage not in last:
+                unread.append(gradient.storage)
+            if number:  # the loop's variables reference the first gradient until the second is copied
+                self.requests.drop(unread)
+                unread = []
+        self.requests.drop(unread)
+        return copies
 
     def _sharded_gradients(self, output: int, reduce: Reduce, labels: UnitLabels) -> list[int]:
         """Make or add to the sharded gradients from the reduced ones; return those that stay."""
@@ -403,7 +455,7 @@ class FSDP2(Engine):
         dtypes = [gathered_dtype(held, options) for held in parameters]
         held_in = [parameter.dtype or options.base for parameter in parameters]
         parts = [elements * DTYPE_BYTES[dtype] for elements, dtype in zip(shards, dtypes, strict=True)]
-        ranks = options.data_parallel
+        ranks = options.spread(2).over(parameters[0])
         gathered = tuple(gathered_bytes(held, options) for held in parameters)
         fetched: tuple[int, ...] = ()
         casts = [part for part, own, dtype in zip(parts, held_in, dtypes, strict=True) if dtype not in (own, "uint8")]
@@ -411,7 +463,11 @@ class FSDP2(Engine):
         if options.host.has_weights:
             fetched = tuple(elements * DTYPE_BYTES[own] for elements, own in zip(shards, held_in, strict=True))
             copies = tuple(parts) if casts else ()
-        return UnitGather(fetched, copies, sum(gathered), gathered, tuple(split_copy(parts, ranks, options.card)))
+        if ranks == 1:  # no all-gather: each shard is copied (_fsdp_param_group.py, wait_for_unshard)
+            cast = tuple(part for part, own, dtype in zip(parts, held_in, dtypes, strict=True) if dtype != own)
+            return UnitGather((), cast, 0, gathered, ())
+        table, arranges = tuple(split_copy(parts, ranks, options.card)), options.spread(2).axis(parameters[0]) > 0
+        return UnitGather(fetched, copies, sum(gathered), gathered, table, arranges)
 
     def _reduce_of(self, parameters: Sequence[LocalParameter]) -> Reduce | None:
         trained = [parameter for parameter in parameters if parameter.trains]
@@ -424,5 +480,8 @@ class FSDP2(Engine):
         shards = sum(elements) * DTYPE_BYTES[own]
         recipe = RECIPES[options.recipe]
         main = [each * DTYPE_BYTES["fp32"] for each in elements if recipe.main_gradients_live == "backward"]
-        whole = sum(parts) * options.data_parallel
-        return Reduce(whole, sum(parts), shards, tuple(chunk_cat(parts)), tuple(main), trained[-1])
+        spread, arranged = options.spread(2), tuple[int, ...]()
+        if spread.axis(trained[0]):
+            arranged = tuple(each.elements * DTYPE_BYTES[gathered_dtype(each, options)] for each in trained)
+        whole = sum(part * spread.over(each) for part, each in zip(parts, trained, strict=True))
+        return Reduce(whole, sum(parts), shards, tuple(chunk_cat(parts)), tuple(main), trained[-1], arranged)

@@ -101,7 +101,7 @@ class EngineHooks:
             steps = self.steps.of(frame.number, "backward" if backward else "forward")
             self._modules[key] = [*self._module_changes(frame.unit, steps)]
         return {
-            position: partial(self._change_module, frame.unit, module, again=again or recomputed)
+            position: partial(self._change_module, frame, module, again=again or recomputed, backward=backward)
             for position, module, recomputed in self._modules[key]
         }
 
@@ -156,10 +156,18 @@ class EngineHooks:
                 begin += len(signs)
         return self._first_runs[number, backward]
 
-    def _change_module(self, unit: int, module: str, *, again: bool) -> None:
+    def _change_module(self, frame: BlockFrame, module: str, *, again: bool, backward: bool) -> None:
+        if backward and self.engine.reduces_modules:
+            self.engine.module_gradients(self.gradients(frame, self._produced_by_modules(frame), frame.unit))
         self.engine.after_module()
         if module:
-            self.engine.before_module(unit, module, again=again)
+            self.engine.before_module(frame.unit, module, again=again)
+
+    def _produced_by_modules(self, frame: BlockFrame) -> list[int]:
+        """Return the live gradients of a block's hooked modules."""
+        storages = self.steps.parts.blocks[frame.number].program.storages
+        names = ((at, storages[at].parameter.rpartition(".")[0]) for at in frame.held)
+        return [at for at, name in names if name and self.engine.module_of(frame.unit, name)]
 
 
 def _all_of(calls: Sequence[Callable[[], None]]) -> None:

@@ -553,7 +553,8 @@ def _reasons_of_ranks(spec: Spec, options: StateOptions) -> dict[str, bool]:
         **(dict.fromkeys(pipeline_lacks(spec), True) if parallelism.pipeline_parallel > 1 else {}),
         "an emptied cache in a pipeline": parallelism.pipeline_parallel > 1 and training.empty_cache_steps is not None,
         "context parallelism by an all-to-all": parallelism.context_parallel > 1 and not has_ring_attention(spec),
-        "expert parallelism": parallelism.expert_parallel > 1,
+        "expert parallelism": parallelism.expert_parallel > 1
+        and (not options.fsdp.expert_units or parallelism.pipeline_parallel > 1),
         "a sharding engine on one rank": alone and parallelism.zero_stage > 0 and not deepspeed,
         **dict.fromkeys(lacks(spec, plan_of(spec)) if deepspeed else (), True),
         f"layers in one checkpoint segment under {its_name}": fsdp

@@ -31,4 +31,5 @@ def shard_elements(parameter: LocalParameter, options: StateOptions) -> int:
 
 def gathered_bytes(parameter: LocalParameter, options: StateOptions) -> int:
     """Return the bytes of a gathered parameter, with the padding of its shards."""
-    return shard_elements(parameter, options) * DTYPE_BYTES[gathered_dtype(parameter, options)] * options.data_parallel
+    ranks = options.spread(2).over(parameter)
+    return shard_elements(parameter, options) * DTYPE_BYTES[gathered_dtype(parameter, options)] * ranks

@@ -22,11 +22,14 @@ class ShardCounts(NamedTuple):
         ranks: ranks for all parameters but routed experts.
         expert_ranks: ranks for routed experts.
         engine: the engine that shards, which sets the padding.
+        expert_units: whether routed experts are a unit of FSDP2: where a rank has fewer experts than their unit has
+            ranks, their second axis is sharded (torchtitan 0.2.2 models/llama4/infra/parallelize.py, apply_fsdp).
     """
 
     ranks: int
     expert_ranks: int
     engine: str
+    expert_units: bool = False
 
     def over(self, parameter: LocalParameter) -> int:
         """Return the number of ranks that one parameter is sharded across."""
@@ -34,14 +37,18 @@ class ShardCounts(NamedTuple):
             return 1
         return self.expert_ranks if parameter.routed else self.ranks
 
+    def axis(self, parameter: LocalParameter) -> int:
+        """Return the axis that FSDP2 shards."""
+        return int(self.expert_units and parameter.routed and self.expert_ranks > parameter.shape[0])
+
     def shape(self, parameter: LocalParameter) -> tuple[int, ...]:
         """Return the shape of one rank's shard of a parameter."""
-        return _share(parameter.axes, self.over(parameter), self.engine)[0]
+        return _share(parameter.axes, self.over(parameter), self.engine, self.axis(parameter))[0]
 
     def copy_shape(self, copy: ParameterCopy, parameter: LocalParameter) -> tuple[int, ...]:
         """Return the shape of one rank's shard of a copy of a parameter."""
         ranks = self.over(parameter)
-        return _share(copy.axes(parameter, ranks), ranks, self.engine)[0]
+        return _share(copy.axes(parameter, ranks), ranks, self.engine, self.axis(parameter))[0]
 
 
 UNSHARDED = ShardCounts(1, 1, "")
@@ -91,7 +98,7 @@ class ParameterCopy(NamedTuple):
 def copy_row(copy: ParameterCopy, parameter: LocalParameter, shards: ShardCounts) -> RowDraft:
     """Return the copy of one parameter on one rank as an item."""
     ranks = shards.over(parameter)
-    shape, elements, formula = _share(copy.axes(parameter, ranks), ranks, shards.engine)
+    shape, elements, formula = _share(copy.axes(parameter, ranks), ranks, shards.engine, shards.axis(parameter))
     item_bytes = DTYPE_BYTES[copy.dtype]
     each = item_bytes * elements
     return RowDraft(
@@ -110,7 +117,8 @@ def copy_row(copy: ParameterCopy, parameter: LocalParameter, shards: ShardCounts
 
 
 @lru_cache(maxsize=4096)
-def _share(axes: tuple[Axis, ...], ranks: int, engine: str) -> tuple[tuple[int, ...], int, str]:
+def _share(axes: tuple[Axis, ...], ranks: int, engine: str, axis: int) -> tuple[tuple[int, ...], int, str]:
     """Return one rank's shard of a parameter: shape, number of elements, and that number in symbols."""
-    shape = shard_shape(tuple(size for _, size in axes), ranks, engine)
+    sizes = tuple(size for _, size in axes)
+    shape = (*sizes[:axis], *shard_shape(sizes[axis:], ranks, engine))
     return shape, prod(shape), formula_of(axes) + ("/N" if ranks > 1 else "")

@@ -36,6 +36,7 @@ def persistent_rows(spec: Spec, stage: Stage, gpu: GpuSpec | None) -> list[RowDr
     if embedding_gradient_stays(spec) and spec.training.gradient_accumulation_steps == 1:
         items.append(remaining_gradient(spec))
     items += scales_of_layers(spec, stage_parameters(spec, stage))
+    items += tensors_of_tuning(spec, stage)
     if spec.training.implementation == "megatron":
         items += megatron_buffers.persistent_buffers(spec, stage, stage_parameters(spec, stage), gpu)
     if uses_torch_products(spec, stage):
@@ -193,14 +194,47 @@ def torchtitan_rotary_cache(spec: Spec) -> RowDraft:
     Llama has a complex64 number for each position and pair of features, Qwen3 (with norms of queries and keys) an fp32
     cosine and sine for each position and feature.
     """
-    length, width = spec.training.sequence_length, spec.model.head_dim
-    if spec.model.qk_norm:
+    length, width, mla = spec.training.sequence_length, spec.model.head_dim, spec.model.mla
+    if mla is not None:
+        shape, dtype, formula = (length, mla.qk_rope_head_dim // 2), "int64", "4·s·d_r"
+        name = "deepseek_v3/model/model.py: freqs_cis"
+    elif spec.model.qk_norm:
         shape, dtype, formula, name = (length, 2 * width), "fp32", "8·s·d_h", "qwen3/model/model.py: rope_cache"
     else:
         shape, dtype, formula, name = (length, width // 2), "int64", "4·s·d_h", "llama3/model/model.py: freqs_cis"
     each = DTYPE_BYTES[dtype] * shape[0] * shape[1]
     given = (each, rounded(each), from_phase("model"), formula, f"torchtitan 0.2.2 torchtitan/models/{name}")
     return RowDraft(Component.WEIGHTS, "buffers", ROTARY_TABLES, shape, dtype, 1, *given)
+
+
+def tensors_of_tuning(spec: Spec, stage: Stage) -> list[RowDraft]:
+    """Return the tensors that FlexAttention's compiled kernels keep after they were tuned.
+
+    torchtitan compiles flex_attention of DeepSeek with max_autotune. From the first backward on PyTorch 2.13 references
+    arguments and results of the tuned backward kernel (as large as queries, keys, values, the output and their
+    gradients) and what the first layer saved, as in the memory history of a dry run.
+    """
+    model, training = spec.model, spec.training
+    mla = model.mla
+    if training.implementation != "torchtitan" or mla is None or not stage.layers:
+        return []
+    b, s = training.sequences, training.row_length
+    heads = -(-model.num_attention_heads // spec.parallelism.tensor_parallel)
+    source = "torchtitan 0.2.2 torchtitan/models/attention.py, FlexAttentionWrapper; torch 2.13 inductor, max_autotune"
+    sizes = (
+        ("queries and keys", mla.qk_nope_head_dim + mla.qk_rope_head_dim, "d_n+d_r", 8),
+        ("keys and values", mla.qk_nope_head_dim + mla.v_head_dim, "d_n+d_v", 2),
+        ("values and outputs", mla.v_head_dim, "d_v", 3),
+    )
+    item_bytes, rows = DTYPE_BYTES[training.dtype], list[RowDraft]()
+    for name, width, symbol, count in sizes:
+        each = item_bytes * b * s * heads * width
+        formula = f"{item_bytes}·b·s·h·({symbol})"
+        given = (each, rounded(each), from_phase("backward_1"), formula, source)
+        shape = (b, s, heads, width)
+        tensor = f"{name}, of tuned kernels"
+        rows.append(RowDraft(Component.ACTIVATIONS, "flex_attention", tensor, shape, training.dtype, count, *given))
+    return rows
 
 
 @cached_by_spec

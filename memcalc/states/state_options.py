@@ -64,6 +64,7 @@ class FsdpOptions(NamedTuple):
     loaded: str = ""  # FSDP1: dtype in which weights are flattened; "": that of the shards
     forward_prefetch: bool = False  # FSDP1: forward gathers the next unit before it needs it
     backward_prefetch: str = "pre"  # FSDP1: when backward gathers the next unit
+    expert_units: bool = False  # FSDP2: the routed experts of a layer, which other ranks share, are a unit
     float8_gather: Float8 | None = None  # torchao's layers, where FSDP2 gathers their weights in FP8
 
 
@@ -210,7 +211,7 @@ class StateOptions(NamedTuple):
         """Return the shard counts of a copy that is sharded from a ZeRO stage on."""
         if self.zero_stage < from_stage:
             return ShardCounts(1, 1, self.engine)
-        return ShardCounts(self.data_parallel, self.expert_shards, self.engine)
+        return ShardCounts(self.data_parallel, self.expert_shards, self.engine, self.fsdp.expert_units)
 
 
 @cached_by_spec
@@ -292,8 +293,16 @@ def _fsdp_options(spec: Spec) -> FsdpOptions:
         loaded=fsdp.load_dtype or "",
         forward_prefetch=fsdp.forward_prefetch,
         backward_prefetch=fsdp.backward_prefetch,
+        expert_units=has_expert_units(spec),
         float8_gather=float8_of(spec) if training.fp8_all_gather else None,
     )
+
+
+def has_expert_units(spec: Spec) -> bool:
+    """Return whether routed experts are units of FSDP2 of their own, as in torchtitan with expert parallelism."""
+    parallelism = spec.parallelism
+    own = spec.training.implementation == "torchtitan" and parallelism.engine == "fsdp2"
+    return own and parallelism.expert_parallel > 1
 
 
 def _joined_parts(spec: Spec) -> tuple[str, ...]:

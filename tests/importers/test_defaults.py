@@ -411,6 +411,41 @@ def test_torchtitan_by_its_parallelism(
         assert getattr(getattr(spec, block), name) == value, field
 
 
+EXPERT_TITAN = LLAMA_TITAN.replace('name = "llama3"', 'name = "{}"').replace('flavor = "8B"', 'flavor = "{}"')
+
+
+@pytest.mark.parametrize(
+    ("name", "flavor", "architecture"),
+    [
+        ("qwen3", "30B-A3B", "qwen3_moe"),
+        ("deepseek_v3", "16B", "deepseek_v2"),
+        ("deepseek_v3", "671B", "deepseek_v3"),
+        ("llama4", "17bx16e", "llama4_text"),
+        ("llama4", "17bx128e", "llama4_text"),
+    ],
+)
+def test_torchtitan_has_experts_of_its_own(name: str, flavor: str, architecture: str, tmp_path: Path) -> None:
+    """expert_tensor_parallel_degree is 1 where nothing is said, and means nothing without expert parallelism."""
+    text = EXPERT_TITAN.format(name, flavor) + "tensor_parallel_degree = 4\n"
+    alone = spec_of(tmp_path, "a.toml", text + "expert_tensor_parallel_degree = 1\n", "data_parallel=8")
+    spread = spec_of(tmp_path, "a.toml", text + "expert_parallel_degree = 8\n", "data_parallel=8")
+
+    assert alone.model.architecture == architecture
+    assert {alone.training.implementation, spread.training.implementation} == {"torchtitan"}
+    assert (alone.parallelism.expert_parallel, alone.parallelism.expert_width_ranks) == (1, 4)
+    assert (spread.parallelism.expert_parallel, spread.parallelism.expert_width_ranks) == (8, 1)
+
+
+def test_torchtitans_deepep_is_a_limit(tmp_path: Path) -> None:
+    text = EXPERT_TITAN.format("qwen3", "30B-A3B") + "expert_parallel_degree = 8\n{}\n"
+    kinds = {}
+    for kind in ("standard", "deepep"):
+        spec = spec_of(tmp_path, "a.toml", text.format(f'expert_parallel_comm_backend = "{kind}"'), "data_parallel=8")
+        kinds[kind] = [limit.feature for limit in spec.origin.limits]
+
+    assert kinds == {"standard": [], "deepep": ["DeepEP's exchange of tokens"]}
+
+
 def test_checkpointing_by_operator_has_no_note_on_small_savings(tmp_path: Path) -> None:
     notes = memcalc.estimate(spec_of(tmp_path, "run.toml", LLAMA_TITAN, "data_parallel=8")).notes
 

@@ -135,6 +135,34 @@ def test_one_rank_of_many_runs_alone(dry_run_here: Path, null_python: str) -> No
     assert usage.communication_bytes == NCCL_FIRST_BYTES
 
 
+COUNTS = """
+import json, os, torch, torch.distributed as dist
+from torch.distributed import _functional_collectives as collectives
+dist.init_process_group("nccl")
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+chosen = torch.rand(64, 16, device="cuda").topk(2).indices
+counts = torch.histc(chosen.view(-1), bins=16, min=0, max=16)
+received = collectives.all_to_all_single(counts, None, None, group=dist.group.WORLD)
+sizes = collectives.wait_tensor(received).view(4, -1).sum(dim=1).tolist()
+tokens = torch.empty(sum(sizes), 8, device="cuda")
+with open("heard", "w") as file:
+    json.dump([sizes, len(tokens)], file)
+dist.destroy_process_group()
+"""
+
+
+def test_a_rank_alone_receives_as_many_tokens_as_it_sends_itself(dry_run_here: Path, null_python: str) -> None:
+    """64 tokens choose 2 of 16 experts, which 4 ranks hold: each expert gets 8 copies, each rank 32 from each other."""
+    (dry_run_here / "script.py").write_text(COUNTS)
+
+    result = run([null_python, "script.py"], "h100-80gb", gpus=4, world_size=4, rank=3, timeout=60)
+
+    assert result.outcome == DONE
+    assert json.loads((dry_run_here / "heard").read_text()) == [[32] * 4, 128]
+    (process,) = result.processes
+    assert process.small_reads == 0
+
+
 def test_a_rank_that_is_none_is_refused(null_python: str) -> None:
     with pytest.raises(InputError, match=r"rank = 8 is out of range\. Choose 0 to 7"):
         environment("h100-80gb", pythons=[null_python], world_size=8, rank=8)

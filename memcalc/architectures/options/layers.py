@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from memcalc.spec.hardware.gpus import find_gpu
+from memcalc.spec.hardware.kernels import capability
 from memcalc.spec.model_families.conversion import family_of, rules_of
 from memcalc.spec.spec import Spec
+
+# torchtitan 0.2.2 torchtitan/models/{deepseek_v3,llama4}/model/args.py, update_from_config; Qwen3's has no such check.
+LOOPS_OVER_EXPERTS = ("deepseek_v2", "deepseek_v3", "llama4_text")
+GROUPED_GEMM = (9, 0)  # the compute capability from which on they run grouped GEMMs
 
 
 class NormOptions(NamedTuple):
@@ -90,6 +96,8 @@ class ExpertOptions(NamedTuple):
     router_bias: bool = False
     router_correction: bool = False  # a bias of the router's scores, by which experts are chosen
     latent: bool = False  # tokens are projected to a latent before the routed experts, and back
+    family: str = ""  # `model.architecture`, which decides torchtitan's router
+    loops: bool = False  # torchtitan: one matmul for each expert, on GPUs without grouped GEMMs
 
 
 def experts_of(spec: Spec) -> ExpertOptions:
@@ -97,6 +105,8 @@ def experts_of(spec: Spec) -> ExpertOptions:
     model, moe = spec.model, spec.model.moe
     if moe is None:
         return ExpertOptions()
+    family = (model.architecture or "") if spec.training.implementation == "torchtitan" else ""
+    gpu = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
     return ExpertOptions(
         shared=moe.shared_expert_intermediate_size > 0,
         shared_gate=moe.shared_expert_gate,
@@ -104,6 +114,8 @@ def experts_of(spec: Spec) -> ExpertOptions:
         router_bias=moe.router_bias,
         router_correction=moe.router_correction_bias,
         latent=moe.latent_size > 0,
+        family=family,
+        loops=family in LOOPS_OVER_EXPERTS and capability(gpu) < GROUPED_GEMM,
     )
 
 

@@ -2,7 +2,8 @@
  *
  * A large collective leaves the rank's own data in every slot. Small ones, on which branches depend, send the bytes
  * that the host wrote to the other processes (exchange.c): broadcasts, gathers, sends, and sums of one number, which
- * are also barriers. A communicator's buffers are counted as device memory by a rule (see cards.py).
+ * are also barriers. Where no other process runs, a small all-to-all by sends and receives returns what the rank sends
+ * itself in every slot: counts of tokens, with which sizes are computed. A communicator's buffers are counted as device memory by a rule (see cards.py).
  * Prototypes: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api.html. */
 #include "null.h"
 
@@ -274,6 +275,41 @@ API int ncclAlltoAll(const void *from, void *to, size_t count, int type, struct 
     (void)stream;
     return copy(to, from, communicator->ranks * bytes(count, type));
 }
+/* The sends and receives of a group, which is an all-to-all if the rank sends a part to itself. */
+#define MOST_RECEIVES 1024
+static _Thread_local struct {
+    int depth, receives;
+    const void *own; /* what the rank sends itself; NULL: nothing */
+    size_t own_size;
+    struct {
+        char *to;
+        size_t size;
+    } received[MOST_RECEIVES];
+} group;
+
+/* Write the rank's own part to all slots of its size; slots in a row at once. */
+static void receive_own(void) {
+    char *all = group.own_size * group.receives > MIB ? NULL : malloc(group.own_size * (group.receives + 1));
+    if (all != NULL && null_recall(all, group.own, group.own_size)) {
+        for (int i = 1; i < group.receives; i++) memcpy(all + i * group.own_size, all, group.own_size);
+        for (int i = 0, end; i < group.receives; i = end) {
+            for (end = i; end < group.receives && group.received[end].size == group.own_size &&
+                          group.received[end].to == group.received[i].to + (end - i) * group.own_size;)
+                end++;
+            if (end > i) null_copy(group.received[i].to, all, (end - i) * group.own_size);
+            else end++;
+        }
+    }
+    free(all);
+}
+API int ncclGroupStart(void) {
+    if (group.depth++ == 0) group.receives = 0, group.own = NULL, group.own_size = 0;
+    return SUCCESS;
+}
+API int ncclGroupEnd(void) {
+    if (group.depth > 0 && --group.depth == 0 && group.own != NULL && group.own_size > 0) receive_own();
+    return SUCCESS;
+}
 API int ncclSend(const void *from, size_t count, int type, int peer, struct communicator *communicator, void *stream) {
     size_t size = bytes(count, type);
     unsigned number = communicator->sent[peer]++;
@@ -281,6 +317,7 @@ API int ncclSend(const void *from, size_t count, int type, int peer, struct comm
     (void)stream;
     null_launch();
     if (message(name, communicator, 'p', number, communicator->rank, peer, size)) publish(name, from, size);
+    else if (group.depth > 0 && peer == communicator->rank) group.own = from, group.own_size = size;
     return SUCCESS;
 }
 API int ncclRecv(void *to, size_t count, int type, int peer, struct communicator *communicator, void *stream) {
@@ -291,6 +328,10 @@ API int ncclRecv(void *to, size_t count, int type, int peer, struct communicator
     null_launch();
     null_clear(to, size);
     if (message(name, communicator, 'p', number, peer, communicator->rank, size)) null_expect(to, size, name);
+    else if (group.depth > 0 && group.receives < MOST_RECEIVES) {
+        group.received[group.receives].to = to;
+        group.received[group.receives++].size = size;
+    }
     return SUCCESS;
 }
 API int ncclRedOpCreatePreMulSum(int *operation, void *scalar, int type, int residence, void *communicator) {

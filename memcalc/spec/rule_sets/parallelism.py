@@ -82,8 +82,12 @@ def megatron(spec: Spec) -> Iterator[Violation]:
     )
 
 
+# of models with experts that torchtitan has, see architectures/torchtitan_moe.py
+TORCHTITAN_EXPERTS = ("deepseek_v2", "deepseek_v3", "llama4_text", "qwen3_moe")
+
+
 def torchtitan(spec: Spec) -> Iterator[Violation]:
-    """Yield violations: modelled are torchtitan's Llama and Qwen3 with defaults:
+    """Yield violations: modelled are torchtitan's Llama, DeepSeek and Qwen3 with defaults:
 
     FSDP2, fp32 shards, 16-bit gathers, fp32 reduction; tensor parallelism with sequence parallelism.
     """
@@ -109,8 +113,7 @@ def torchtitan(spec: Spec) -> Iterator[Violation]:
         "model.embedding_norm": (False,),
         "model.embedding_size": (model.hidden_size,),
         "model.final_norm": (True,),
-        "model.moe": (None,),
-        "model.mla": (None,),
+        "model.architecture": (model.architecture,) if model.moe is None else TORCHTITAN_EXPERTS,
         "model.attention_sinks": (False,),
         "model.norm_weight": (True,),
         "parallelism.sequence_parallel": (True,),
@@ -118,8 +121,6 @@ def torchtitan(spec: Spec) -> Iterator[Violation]:
     }
     given = {
         "model.qk_norm_width": model.qk_norm_width if model.qk_norm else "head",
-        "model.moe": model.moe and "experts",
-        "model.mla": model.mla and "latent attention",
         "parallelism.sequence_parallel": parallelism.sequence_parallel or parallelism.tensor_parallel == 1,
     }
     problem = "{} is not modelled with implementation = torchtitan."

@@ -46,9 +46,14 @@ _IN_LAYERS: dict[str, tuple[str, ...]] = {
     "qwen3_moe": _EXPERTS_FIRST,
     "qwen3_next": ("linear_attn.dt", "linear_attn.A_log", *_EXPERTS_FIRST),
     "starcoder2": _NORMS_LAST,
-    # torchtitan 0.2.2 torchtitan/models/{llama3,qwen3}/model/model.py: w1, w2 and w3 are gate, down and up
+    # torchtitan 0.2.2 torchtitan/models/{llama3,qwen3,deepseek_v3}/model/model.py and models/moe/moe.py: w1, w2 and w3
+    # are gate, down and up
     TORCHTITAN: (
-        *("attention.q_norm", "attention.k_norm", *_PROJECTIONS, "mlp.gate", "mlp.down", "mlp.up"),
+        *("attention.q_norm", "attention.k_norm", "attention.q_proj", "attention.q_a", "attention.q_b"),
+        *("attention.kv_a_proj", "attention.kv_a_norm", "attention.kv_b", *_PROJECTIONS),
+        *(f"mlp.{part}{name}" for part in ("experts.",) for name in ("gate", "down", "up")),
+        "mlp.router",
+        *(f"mlp.{part}{name}" for part in ("shared_experts.", "") for name in ("gate", "down", "up")),
         *("input_norm", "post_attention_norm"),
     ),
 }
