@@ -55,14 +55,20 @@ def place_deepspeed(draft: Draft, deepspeed: Any) -> int | None:
 
 def read_referenced(folder: str, name: str) -> Any:
     """Return a JSON file by its path relative to this directory or one above, where programs are started; else None."""
+    path = find_referenced(folder, name)
+    try:
+        return None if path is None else json.loads(read_text(path))
+    except (InputError, ValueError, RecursionError):
+        return None
+
+
+def find_referenced(folder: str, name: str) -> Path | None:
+    """Return a file by its path relative to this directory or one above, where programs are started; else None."""
     try:
         start = Path(folder).resolve()
-        for each in (start, *start.parents):
-            if (each / name).is_file():
-                return json.loads(read_text(each / name))
-    except (InputError, OSError, ValueError, RecursionError):
-        pass
-    return None
+        return next((each / name for each in (start, *start.parents) if (each / name).is_file()), None)
+    except (OSError, ValueError):
+        return None
 
 
 def _place_deepspeeds_optimizer(draft: Draft, config: Mapping[str, Any]) -> None:

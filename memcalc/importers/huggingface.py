@@ -25,6 +25,8 @@ from memcalc.frameworks.trl import (
 )
 from memcalc.frameworks.weights import published_dtype
 from memcalc.importers import fsdp, trl
+from memcalc.importers.accelerate_file import AS_PARTS as LAUNCHED_PARTS
+from memcalc.importers.accelerate_file import place_launch
 from memcalc.importers.adapters import place_adapters
 from memcalc.importers.attention import attention
 from memcalc.importers.deepspeed import AS_PARTS
@@ -83,6 +85,7 @@ TRAINER: dict[str, Meaning] = {
     "attn_implementation": attention(),
     "deepspeed": fact("deepspeed", "parallelism.zero_stage"),
     **{f"deepspeed.{path}": meaning for path, meaning in AS_PARTS.items()},
+    **LAUNCHED_PARTS,
     "fsdp": fact("fsdp", "parallelism.zero_stage"),
     **fsdp.BLOCK,
     "fsdp_transformer_layer_cls_to_wrap": nothing(
@@ -265,6 +268,7 @@ def _is_trainer(data: Mapping[str, Any]) -> bool:
 
 
 def _finish(draft: Draft) -> None:
+    place_launch(draft)
     program = program_of(draft)
     draft.default(FRAMEWORK, program)
     draft.default("training.micro_batch_size", 8)  # of TrainingArguments

@@ -15,6 +15,7 @@ from memcalc.frameworks.trainer import (
     trainer_evaluates,
 )
 from memcalc.importers import float8
+from memcalc.importers.accelerate_file import place_launch
 from memcalc.importers.attention import WORDS, attention
 from memcalc.importers.file_format import FileFormat, Meaning, fact, lacking, nothing, overcounted, part, to
 from memcalc.importers.huggingface import GPUS, TRAINER, finish_trainer
@@ -107,6 +108,7 @@ FIELDS: dict[str, Meaning] = {
 
 
 def _finish(draft: Draft) -> None:
+    place_launch(draft)
     facts = draft.facts
     if facts.get("bits") == 4:
         draft.values["training.finetune"] = "qlora"
