@@ -14,6 +14,7 @@ from memcalc.frameworks.deepspeed import is_pytorchs_adam, place_groups, place_o
 from memcalc.frameworks.draft import Draft
 from memcalc.frameworks.switches import is_on
 from memcalc.importers.deepspeed import OPTIMIZERS
+from memcalc.spec.limits import Limit
 
 _STAGE = re.compile(r"z(?:ero)?[_-]?(?:stage)?[_-]?([0-3])", re.IGNORECASE)
 
@@ -32,6 +33,7 @@ def place_deepspeed(draft: Draft, deepspeed: Any) -> int | None:
                 draft.notes.append(
                     f"{deepspeed} may offload, which is counted in device memory; change it with --set offload="
                 )
+            draft.limits.append(Limit("a DeepSpeed config that cannot be read", holds_memory=True, overcounts="all"))
             found = _STAGE.search(deepspeed.rpartition("/")[2])
             if found is None:
                 draft.notes.append(f"{deepspeed} cannot be read; set the stage with --set zero_stage=")

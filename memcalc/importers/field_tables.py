@@ -117,10 +117,7 @@ def read(
     leaves = list(_leaves(framework, data))
     given = {path: _resolved(raw, data, path) for path, raw in leaves}
     draft = Draft(folder, overridden, given, answers or {})
-    if launch is not None:
-        draft.overridden = {**launch.fields, **overridden}
-        draft.notes += launch.notes
-        draft.limits += launch.limits
+    _note_launch(draft, launch)
     mapped: list[tuple[str, Any, str]] = []
     no_effect: list[tuple[str, str]] = []
     not_modelled: list[tuple[str, str]] = []
@@ -140,6 +137,7 @@ def read(
                 draft.notes.append(f"{path} = {value} is set elsewhere; repeat the value with {_settings(asked)}")
             else:
                 mapped.append((path, value, meaning.meaning))
+                draft.unknown_model = str(value) if meaning.meaning == "model" else draft.unknown_model
         elif isinstance(value, DeferredValue) or (isinstance(value, str) and value.startswith("$")):
             draft.notes.append(f"{path} = {value} is set elsewhere")
         elif meaning.kind == "not modelled":
@@ -153,8 +151,7 @@ def read(
                 meaning.apply(draft, value)  # type: ignore[misc]  # mapped fields have one
             if not isinstance(value, Mapping):  # a block's own fields come after it
                 mapped.append((path, value, meaning.meaning))
-    if launch is not None:
-        _place_ranks(draft, launch)
+    _place_ranks(draft, launch)
     _finish(framework, draft, open_fields)
     missing = [(path, what) for path, what in framework.expected if not _is_settled(draft, path)]
     return ImportedConfig(
@@ -173,10 +170,19 @@ def read(
     )
 
 
-def _place_ranks(draft: Draft, launch: Launch) -> None:
+def _note_launch(draft: Draft, launch: Launch | None) -> None:
+    """Record what a script's command says besides the options of its program."""
+    if launch is not None:
+        draft.overridden = {**launch.fields, **draft.overridden}
+        draft.notes += launch.notes
+        draft.limits += launch.limits
+        draft.facts["program"] = launch.program
+
+
+def _place_ranks(draft: Draft, launch: Launch | None) -> None:
     """Set the number of data-parallel ranks from the launcher's number of processes, as if the user had set it."""
     path = "parallelism.data_parallel"
-    if launch.gpus is None or path in draft.overridden:
+    if launch is None or launch.gpus is None or path in draft.overridden:
         return
     if isinstance(launch.gpus, DeferredValue):
         draft.elsewhere.append((launch.gpus, (path,)))

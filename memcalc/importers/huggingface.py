@@ -24,7 +24,7 @@ from memcalc.frameworks.trl import (
     program_of,
 )
 from memcalc.frameworks.weights import published_dtype
-from memcalc.importers import fsdp, trl
+from memcalc.importers import fsdp, script_fields, trl
 from memcalc.importers.accelerate_file import AS_PARTS as LAUNCHED_PARTS
 from memcalc.importers.accelerate_file import place_launch
 from memcalc.importers.adapters import place_adapters
@@ -269,6 +269,7 @@ def _is_trainer(data: Mapping[str, Any]) -> bool:
 
 def _finish(draft: Draft) -> None:
     place_launch(draft)
+    script_fields.place_program(draft)
     program = program_of(draft)
     draft.default(FRAMEWORK, program)
     draft.default("training.micro_batch_size", 8)  # of TrainingArguments
@@ -294,7 +295,7 @@ def _finish(draft: Draft) -> None:
 TRAINING_ARGUMENTS = FileFormat(
     name="Hugging Face TrainingArguments",
     version="transformers 5.23 and TRL 1.16",
-    fields=TRAINER,
+    fields={**script_fields.FIELDS, **TRAINER},
     finish=_finish,
     recognized=_is_trainer,
     expected=(*GPUS, LENGTH),

@@ -75,7 +75,14 @@ def is_command_line(word: str) -> bool:
 
 
 def command_of(words: Sequence[str], environment: Mapping[str, Value], reader: OptionReader) -> Command | None:
-    """Return a command's launcher and program; None if it starts no program."""
+    """Return a command's launcher and program; None if it starts no program.
+
+    After `--` a program that submits jobs has the command of the job.
+    """
+    ends = [at for at, word in enumerate(words) if word == "--"]
+    job = command_of(words[ends[-1] + 1 :], environment, reader) if ends else None
+    if job is not None:
+        return job
     for at, word in enumerate(words):
         name, rest = word.rpartition("/")[2], tuple(words[at + 1 :])
         if name in ("torchrun", "deepspeed"):

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 from memcalc.errors import InputError
 from memcalc.frameworks.draft import FRAMEWORK, DeferredValue
-from memcalc.importers.accelerate_file import config_of_flags
+from memcalc.importers.accelerate_file import LAUNCHED, config_of_flags
 from memcalc.importers.deepspeed_file import find_referenced
 from memcalc.importers.file_format import FileFormat
+from memcalc.importers.huggingface import TRAINING_ARGUMENTS
 from memcalc.importers.launch.command import (
     ENVIRONMENT,
     TITANS,
@@ -33,7 +34,12 @@ _CONFIGS = (".yaml", ".yml", ".json", ".toml")
 _OVERRIDE = re.compile(r"~?(\w[\w.]*)=(.*)", re.DOTALL)
 _PLAIN = re.compile(r"[\w.+-]{1,40}|[\[{].*", re.ASCII | re.DOTALL)
 _OF_CONFIG = ("config", "job.config-file")  # options that name the program's file; of TRL, torchtune, torchtitan
-_ACCELERATES = "accelerate_config"
+_RANKS = {"num_processes", "num_machines"}
+# Options without which a program with a model and an output directory may not train.
+_TRAINS = ("per_device_train_batch_size", "learning_rate", "num_train_epochs", "max_steps", "do_train")
+# Options of training loops around Accelerate, DeepSpeed or Ray, which Trainer does not run: transformers
+# examples/pytorch/language-modeling/run_clm_no_trainer.py, allenai/open-instruct open_instruct.
+_LOOPS = ("with_tracking", "checkpointing_steps", "mixer_list", "dataset_mixer_list", "num_learners_per_node")
 _SET = "set by other commands"
 _MULTI = "several GPUs in one process (torch.nn.DataParallel, or device_map)"
 # trl/accelerate_configs at 1.16, without fields that have no effect.
@@ -114,20 +120,29 @@ def launched(text: str, folder: str, given: Mapping[str, Any], parsed: Callable[
         return None
     builder = _Builder(script.marks, folder, given, parsed)
     trainings: list[Launch] = []
+    faults: list[InputError] = []
     for command in commands:
-        launch = builder.launch(command)
+        try:
+            launch = builder.launch(command)
+        except InputError as error:
+            faults.append(error)
+            continue
         if launch is not None and launch not in trainings:
             trainings.append(launch)
-    return _single(trainings) if trainings else None
+    if faults and not trainings:
+        raise faults[0]
+    return _single(trainings, [f"another command is not counted: {fault.problem}" for fault in faults])
 
 
-def _single(trainings: Sequence[Launch]) -> Launch:
+def _single(trainings: Sequence[Launch], notes: Sequence[str]) -> Launch | None:
     """Return the launch of trainings that need the same memory: their options differ in fields without an effect.
 
     Raises:
         InputError: they differ in others.
     """
-    first = trainings[0]
+    if not trainings:
+        return None
+    first = trainings[0]._replace(notes=(*trainings[0].notes, *notes))
     names = list(dict.fromkeys(name for each in trainings for name in each.document))
     differing = [
         name for name in names if any(each.document.get(name) != first.document.get(name) for each in trainings)
@@ -163,14 +178,17 @@ class _Builder:
     def launch(self, command: Command) -> Launch | None:
         """Return what a command says; None if it does not train, or not in a way that memcalc reads."""
         document = self.document(command)
-        if document.get("do_train") is False:
+        if not document or document.get("do_train") is False:
             return None
-        config = self.accelerate(command, document)
-        if config.keys() - {"num_processes", "num_machines"}:
-            document[_ACCELERATES] = config
+        config: dict[str, Any] = {}
+        if command.launcher in ("accelerate", "trl", "axolotl"):
+            config = self.accelerate(command, document)
         framework = recognized(document)
-        if framework is None:
+        if framework is None or (framework is TRAINING_ARGUMENTS and not any(name in document for name in _TRAINS)):
             return None
+        self.refuse_loop(command, document)
+        if config.keys() - _RANKS:
+            document[LAUNCHED] = config
         for name in [name for name in document if name.startswith("no_") and document[name] is True]:
             if framework.meaning(name) is None and framework.meaning(name[3:]) is not None:  # of HfArgumentParser
                 del document[name]
@@ -181,17 +199,32 @@ class _Builder:
         if command.launcher == "python" and visible_gpus(command, self.marks) > 1:
             limits = (Limit(_MULTI, holds_memory=True),)
         fields = {FRAMEWORK: command.program.split()[1]} if command.launcher == "trl" else {}
-        return Launch(
-            document, gpus, fields, self.notes(command, gpus, config), limits, self.marks.shown(command.program)
-        )
+        notes = self.notes(command, gpus, config, framework)
+        return Launch(document, gpus, fields, notes, limits, self.marks.shown(command.program))
 
-    def notes(self, command: Command, gpus: Count, config: Mapping[str, Any]) -> tuple[str, ...]:
+    def refuse_loop(self, command: Command, document: Mapping[str, Any]) -> None:
+        """Reject a program with a training loop of its own.
+
+        Raises:
+            InputError: an option shows that it does not run Trainer.
+        """
+        found = next((name for name in _LOOPS if name in document), None)
+        if found is not None:
+            raise InputError(
+                f"{self.marks.shown(command.program)} has a training loop of its own (--{found}), not Trainer's.",
+                "Describe the run in YAML with training.framework: accelerate, or run it without a GPU: "
+                "`memcalc dry-run --gpu GPU -- COMMAND`.",
+            )
+
+    def notes(self, command: Command, gpus: Count, config: Mapping[str, Any], framework: FileFormat) -> tuple[str, ...]:
         """Return notes about a command's launcher."""
         program = self.marks.shown(command.program)
         by = "" if program.startswith(command.launcher) else f", started by {command.launcher}"
         on = f" on {gpus} GPU{'s' * (gpus > 1)}" if isinstance(gpus, int) else ""
         notes = [f"read from the command of {program}{by}{on}"]
-        if command.launcher in ("accelerate", "trl") and not config.keys() - {"num_processes", "num_machines"}:
+        if framework is TRAINING_ARGUMENTS and command.launcher != "trl":
+            notes.append(f"assuming that {program} runs Trainer or a trainer of TRL, because it has their options")
+        if command.launcher in ("accelerate", "trl") and not config.keys() - _RANKS:
             notes.append(f"{command.launcher} has no config file: the default one of the machine is taken to be DDP")
         return tuple(notes)
 
@@ -211,7 +244,7 @@ class _Builder:
             kind = command.program.partition("_")[2]
             document.setdefault("train", {})
             named = "checkpoint_dir" if "finetune" in command.program else "model_name"
-            document |= {named: word for word in words if not word.endswith(_CONFIGS)}
+            document.update((named, word) for word in words[:1] if not word.endswith(_CONFIGS))
             if kind in ("", "lora") and named == "checkpoint_dir":  # `litgpt finetune` is that of LoRA
                 document.setdefault("lora_r", 8)
         for word in words:
@@ -226,12 +259,10 @@ class _Builder:
         """Return the settings of Accelerate's launcher: its file, overridden by its options."""
         flags = {name.replace("-", "_"): self.value(words) for name, words in command.launch.items()}
         if command.launcher == "trl":  # in its options, or in its file
-            flags = {name: document.pop(name) for name in (_ACCELERATES, "num_processes") if name in document}
+            flags = {name: document.pop(name) for name in (LAUNCHED, "num_processes") if name in document}
         elif command.launcher == "axolotl":
             return {"num_processes": document.pop("num_processes")} if "num_processes" in document else {}
-        elif command.launcher != "accelerate":
-            return {}
-        named = flags.pop("config_file", None) or flags.pop(_ACCELERATES, None)
+        named = flags.pop("config_file", None) or flags.pop(LAUNCHED, None)
         if command.launcher == "trl" and named in _TRLS:
             config = {"mixed_precision": "bf16", "num_processes": 8, **_TRLS[named]}
         else:
