@@ -278,6 +278,9 @@ def _finish(draft: Draft) -> None:
     if is_on(draft.facts.get("four_bits")):
         draft.default("training.qlora.double_quantization", False)  # BitsAndBytesConfig's default
         _place_storage(draft, program)
+    elif draft.overridden.get("training.finetune") != "qlora":
+        for path in [path for path in draft.values if path.startswith("training.qlora.")]:
+            del draft.values[path]
     draft.facts["pefts_layers"] = True  # scripts hand `lora_target_modules` on to PEFT
     finish_trainer(draft, upcast=False, as_published=program == "trainer" and draft.has("transformers", "5.0"))
     place_trainers_loop(draft)

@@ -237,9 +237,9 @@ def _refuse_other_texts(source: str | Path | Mapping[str, Any]) -> None:
             str(path),
         )
     raise InputError(
-        "no command of the file trains with Megatron-LM's --num-layers and --hidden-size.",
-        "Name a configuration, a script that starts pretrain_gpt.py, or a file of Megatron-LM arguments. For another "
-        "program's command: `memcalc dry-run --gpu GPU -- COMMAND`.",
+        "no command of the file starts a training that memcalc can read.",
+        "Name a script that starts a program with the arguments of transformers' Trainer or TRL, of another framework, "
+        "or of Megatron-LM. For another program's command: `memcalc dry-run --gpu GPU -- COMMAND`.",
         str(path),
     )
 

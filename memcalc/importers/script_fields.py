@@ -79,10 +79,7 @@ _RANKS = ("lora_r", "lora_rank")
 def place_program(draft: Draft) -> None:
     """Set the defaults of the program to which a field belongs, and whether a script with a rank trains adapters."""
     fields, facts = draft.given_fields, draft.facts
-    for names in _LENGTHS:  # prompt and answer are one sequence
-        lengths = [fields[name] for name in names if name in fields]
-        if len(lengths) == len(names) and all(type(length) is int for length in lengths):
-            draft.default("training.sequence_length", sum(lengths))
+    _place_lengths(draft)
     if "target_max_len" in fields:
         _place_qlora(draft)
     elif {"vision_tower", "mm_vision_select_layer"} <= fields.keys():  # LLaVA: weights in bf16, every linear layer
@@ -98,12 +95,21 @@ def place_program(draft: Draft) -> None:
     elif "q_lora" in fields and "use_lora" not in fields:  # FastChat's train_lora.py has adapters always
         facts["peft"] = True
         _place_lora(draft, rank=8, dropout=0.05, targets=["q_proj", "v_proj"])
-        draft.default("training.qlora.double_quantization", True)
+        if is_on(facts.get("four_bits")):
+            draft.default("training.qlora.double_quantization", True)
     elif "use_qlora" in fields or "disable_group_texts" in fields:  # LMFlow
         draft.default(FRAMEWORK, "trainer")
     elif "program" in facts and "peft" not in facts and any(name in fields for name in _RANKS):
         adapts = draft.choose(_FINETUNE, "whether the script trains adapters", ("full", "lora"))
         facts["peft"] = adapts != "full"
+
+
+def _place_lengths(draft: Draft) -> None:
+    """Set the length of a sequence that is a prompt and an answer."""
+    for names in _LENGTHS:
+        lengths = [draft.given_fields.get(name) for name in names]
+        if all(type(length) is int for length in lengths):
+            draft.default("training.sequence_length", sum(lengths))
 
 
 def _place_lora(draft: Draft, *, rank: int, dropout: float, targets: object) -> None:
@@ -120,7 +126,8 @@ def _place_qlora(draft: Draft) -> None:
         facts["peft"] = True
         facts.setdefault("four_bits", fields.get("bits", 4) == 4)
     _place_lora(draft, rank=64, dropout=0.0, targets="all")
-    draft.default("training.qlora.double_quantization", True)
+    if is_on(facts.get("four_bits")):
+        draft.default("training.qlora.double_quantization", True)
     facts.setdefault("optimizer", "paged_adamw_32bit")
     facts.setdefault("clipping", 0.3)
     draft.default("training.micro_batch_size", 1)

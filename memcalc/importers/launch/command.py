@@ -137,7 +137,7 @@ def _of_tool(name: str, rest: tuple[str, ...], reader: OptionReader) -> Command 
 def _of_program(
     launcher: str, program: str, launch: Sequence[str], words: tuple[str, ...], reader: OptionReader
 ) -> Command:
-    first = tuple(takewhile(lambda word: not word.startswith("--") and not is_open(word), words))
+    first = tuple(takewhile(lambda word: not word.startswith("--") and not reader.marks.single_mark(word), words))
     return Command(launcher, program, reader.options(launch), first, reader.options(words[len(first) :]), {})
 
 

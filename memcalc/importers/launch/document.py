@@ -237,8 +237,8 @@ class _Builder:
             words += options.pop(name, ())
         if command.program == TITANS and isinstance(file := command.environment.get("CONFIG_FILE"), str):
             words.append(file)
-        for word in words:
-            if word.endswith(_CONFIGS):
+        for at, word in enumerate(words):
+            if word.endswith(_CONFIGS) or (at == 0 and command.program.startswith("tune run")):
                 document |= self.file(word, "config")
         if command.launcher == "litgpt":
             kind = command.program.partition("_")[2]
@@ -280,7 +280,10 @@ class _Builder:
         if not isinstance(found, Mapping):
             shown = self.marks.shown(name)
             where = "is not in the script's directory or one above" if path is None else "cannot be read"
-            raise InputError(f"the {kind} {shown} {where}.", "Correct the path in the script, or put the file there.")
+            own = path is None and not shown.endswith(_CONFIGS) and kind == "config"  # of torchtune's package
+            copy = f"Copy it with `tune cp {shown} .` and name the copy."
+            remedy = copy if own else "Correct the path in the script, or put the file there."
+            raise InputError(f"the {kind} {shown} {where}.", remedy)
         return found
 
     def value(self, words: tuple[str, ...]) -> Any:
