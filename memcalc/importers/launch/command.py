@@ -24,7 +24,7 @@ _MODULES = {
 }
 # Commands of frameworks, each with the subcommands that train.
 _TOOLS = {
-    "trl": re.compile(r"sft|dpo|kto|grpo|reward|rloo"),
+    "trl": re.compile(r"sft|dpo|kto|grpo|reward"),
     "llamafactory-cli": re.compile("train"),
     "axolotl": re.compile("train|fine-tune"),
     "litgpt": re.compile(r"finetune|finetune_\w+|pretrain"),

@@ -38,8 +38,9 @@ _RANKS = {"num_processes", "num_machines"}
 # Options without which a program with a model and an output directory may not train.
 _TRAINS = ("per_device_train_batch_size", "learning_rate", "num_train_epochs", "max_steps", "do_train")
 # Options of training loops around Accelerate, DeepSpeed or Ray, which Trainer does not run: transformers
-# examples/pytorch/language-modeling/run_clm_no_trainer.py, allenai/open-instruct open_instruct.
-_LOOPS = ("with_tracking", "checkpointing_steps", "mixer_list", "dataset_mixer_list", "num_learners_per_node")
+# examples/pytorch/language-modeling/run_clm_no_trainer.py, allenai/open-instruct open_instruct, and
+# deepspeedai/DeepSpeedExamples applications/DeepSpeed-Chat/training, where --deepspeed names no file.
+_LOOPS = ("with_tracking", "checkpointing_steps", "mixer_list", "dataset_mixer_list", "zero_stage")
 _SET = "set by other commands"
 _MULTI = "several GPUs in one process (torch.nn.DataParallel, or device_map)"
 # trl/accelerate_configs at 1.16, without fields that have no effect.
@@ -195,7 +196,7 @@ class _Builder:
                 document[name[3:]] = False
         known = self.given.get("parallelism.data_parallel") or self.given.get("parallelism.gpus")
         gpus = None if known else gpus_of(command, config, self.marks)
-        limits = ()
+        limits: tuple[Limit, ...] = ()
         if command.launcher == "python" and visible_gpus(command, self.marks) > 1:
             limits = (Limit(_MULTI, holds_memory=True),)
         fields = {FRAMEWORK: command.program.split()[1]} if command.launcher == "trl" else {}
@@ -208,10 +209,12 @@ class _Builder:
         Raises:
             InputError: an option shows that it does not run Trainer.
         """
-        found = next((name for name in _LOOPS if name in document), None)
-        if found is not None:
+        found = [f"--{name}" for name in _LOOPS if name in document]
+        found += ["--deepspeed"] * (document.get("deepspeed") is True)
+        if found or "no_trainer" in command.program:
+            by = f" ({found[0]})" if found else ""
             raise InputError(
-                f"{self.marks.shown(command.program)} has a training loop of its own (--{found}), not Trainer's.",
+                f"{self.marks.shown(command.program)} has a training loop of its own{by}, not Trainer's.",
                 "Describe the run in YAML with training.framework: accelerate, or run it without a GPU: "
                 "`memcalc dry-run --gpu GPU -- COMMAND`.",
             )
@@ -313,5 +316,7 @@ def _place(document: dict[str, Any], path: str, value: Any) -> None:
         block[part] = dict(inner) if isinstance(inner, Mapping) else {}
         block = block[part]
     inner = block.get(name)
-    named = isinstance(inner, Mapping) and "_component_" in inner and isinstance(value, str)
-    block[name] = {**inner, "_component_": value} if named else value
+    if isinstance(inner, Mapping) and "_component_" in inner and isinstance(value, str):
+        block[name] = {**inner, "_component_": value}
+    else:
+        block[name] = value
