@@ -121,7 +121,7 @@ def read(source: Source, root: Path) -> Iterator[dict[str, Any]]:
     if source.suffixes == SCRIPTS:
         for line in git("ls-tree", "-r", "-l", "-z", commit).decode().split("\0"):
             facts, _, path = line.partition("\t")
-            size = facts.split()[3] if facts else ""  # not a number for an object that the repository lacks
+            size = str(facts.split()[3]) if facts else ""  # not a number for an object that the repository lacks
             if path.endswith(BESIDE) and size.isdecimal() and int(size) <= MOST_BESIDE:
                 beside.append(path)
     with tempfile.TemporaryDirectory() as name:

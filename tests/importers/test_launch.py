@@ -189,6 +189,7 @@ def test_trls_command_names_its_trainer_and_its_accelerate_config(tmp_path: Path
     path = script(tmp_path, f"trl sft {MODEL} --output_dir o --max_steps 4 {flags}")
     spec = load(path, ["versions.trl=1.15.0"])
 
+    assert spec.training.lora is not None
     assert (spec.training.framework, spec.training.finetune, spec.training.lora.rank) == ("sft", "lora", 16)
     assert (spec.parallelism.zero_stage, spec.parallelism.data_parallel) == (3, 8)
     assert "training.framework" not in [each.field for each in spec.origin.assumptions]
@@ -297,6 +298,8 @@ def test_qlora_has_the_defaults_of_its_program(tmp_path: Path) -> None:
     )
     spec = load(path)
     training = spec.training
+    assert training.lora is not None
+    assert training.qlora is not None
 
     assert (training.finetune, training.lora.rank, training.sequence_length, training.recompute) == (
         "qlora",
@@ -307,6 +310,33 @@ def test_qlora_has_the_defaults_of_its_program(tmp_path: Path) -> None:
     assert training.optimizer_options.paged
     assert training.qlora.double_quantization
     assert load(script(tmp_path, f"{path.read_text()} --full_finetune --bits 16")).training.finetune == "full"
+
+
+def test_a_deepspeed_config_that_the_script_writes(tmp_path: Path) -> None:
+    text = f"""
+    cat > ds.json <<EOF
+    {json.dumps({**ZERO_3, "steps_per_print": 3})}
+    EOF
+    torchrun --nproc_per_node 4 train.py {SMALL} --bf16 --deepspeed ds.json
+    """
+    spec = load(script(tmp_path, text.replace("\n    ", "\n")))
+
+    assert (spec.parallelism.zero_stage, spec.parallelism.offload) == (3, "optimizer")
+
+
+def test_a_deepspeed_config_that_is_not_there_is_never_certain(tmp_path: Path) -> None:
+    path = script(tmp_path, f"torchrun --nproc_per_node 4 train.py {SMALL} --bf16 --deepspeed zero3.json")
+    spec = load(path)
+
+    assert spec.parallelism.zero_stage == 3
+    assert [limit for limit in spec.origin.limits if limit.holds_memory and limit.overcounts == "all"]
+
+
+def test_an_fsdp_config_in_a_file(tmp_path: Path) -> None:
+    text = f"torchrun --nproc_per_node 4 train.py {SMALL} --bf16 --fsdp full_shard --fsdp_config f.json"
+    spec = load(script(tmp_path, text, f_json=json.dumps({"fsdp_version": 2, "activation_checkpointing": True})))
+
+    assert (spec.parallelism.engine, spec.training.recompute) == ("fsdp2", "full")
 
 
 def test_a_rank_without_a_switch_is_an_open_question(tmp_path: Path) -> None:

@@ -23,9 +23,9 @@ from memcalc.importers.launch.command import (
     visible_gpus,
 )
 from memcalc.importers.registry import recognized
-from memcalc.importers.shell.marks import MarkTable, is_open
+from memcalc.importers.shell.marks import is_open
 from memcalc.importers.shell.options import OptionReader
-from memcalc.importers.shell.script import read_script
+from memcalc.importers.shell.script import Script, read_script
 from memcalc.importers.shell.tokens import ShellError
 from memcalc.spec.limits import Limit
 from memcalc.spec.yaml_source import parse_yaml
@@ -43,29 +43,15 @@ _TRAINS = ("per_device_train_batch_size", "learning_rate", "num_train_epochs", "
 _LOOPS = ("with_tracking", "checkpointing_steps", "mixer_list", "dataset_mixer_list", "zero_stage")
 _SET = "set by other commands"
 _MULTI = "several GPUs in one process (torch.nn.DataParallel, or device_map)"
+_WRAPS = {"fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
+_FSDP_1 = {"fsdp_version": 1, "fsdp_backward_prefetch": "BACKWARD_PRE", "fsdp_forward_prefetch": True, **_WRAPS}
+_FSDP_2 = {"fsdp_version": 2, **_WRAPS}
 # trl/accelerate_configs at 1.16, without fields that have no effect.
 _TRLS: dict[str, dict[str, Any]] = {
     "single_gpu": {"distributed_type": "NO"},
     "multi_gpu": {"distributed_type": "MULTI_GPU"},
     **{f"zero{n}": {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": n}} for n in (1, 2, 3)},
-    **{
-        name: {
-            "distributed_type": "FSDP",
-            "fsdp_config": {"fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", **own},
-        }
-        for name, own in (
-            (
-                "fsdp1",
-                {
-                    "fsdp_version": 1,
-                    "fsdp_backward_prefetch": "BACKWARD_PRE",
-                    "fsdp_forward_prefetch": True,
-                    "fsdp_reshard_after_forward": "FULL_SHARD",
-                },
-            ),
-            ("fsdp2", {"fsdp_version": 2, "fsdp_reshard_after_forward": True}),
-        )
-    },
+    **{f"fsdp{n}": {"distributed_type": "FSDP", "fsdp_config": each} for n, each in ((1, _FSDP_1), (2, _FSDP_2))},
 }
 
 
@@ -87,14 +73,6 @@ class Launch(NamedTuple):
     notes: tuple[str, ...]
     limits: tuple[Limit, ...]
     program: str
-
-    @property
-    def framework(self) -> FileFormat | None:
-        """The framework of the document."""
-        return recognized(self.document)
-
-
-Reader = Callable[[str], Mapping[str, Any] | None]
 
 
 def launched(text: str, folder: str, given: Mapping[str, Any], parsed: Callable[[Any], Any]) -> Launch | None:
@@ -119,7 +97,7 @@ def launched(text: str, folder: str, given: Mapping[str, Any], parsed: Callable[
         ]
     except (ShellError, RecursionError):
         return None
-    builder = _Builder(script.marks, folder, given, parsed)
+    builder = _Builder(script, folder, given, parsed)
     trainings: list[Launch] = []
     faults: list[InputError] = []
     for command in commands:
@@ -162,7 +140,7 @@ def _single(trainings: Sequence[Launch], notes: Sequence[str]) -> Launch | None:
 
 
 def _has_no_effect(launch: Launch, name: str) -> bool:
-    framework = launch.framework
+    framework = recognized(launch.document)
     meaning = framework.meaning(name) if framework else None
     return meaning is None or meaning.kind == "no effect"
 
@@ -170,8 +148,9 @@ def _has_no_effect(launch: Launch, name: str) -> bool:
 class _Builder:
     """Builder of the documents of a script's commands; see `launched`."""
 
-    def __init__(self, marks: MarkTable, folder: str, given: Mapping[str, Any], parsed: Callable[[Any], Any]) -> None:
-        self.marks = marks
+    def __init__(self, script: Script, folder: str, given: Mapping[str, Any], parsed: Callable[[Any], Any]) -> None:
+        self.script = script
+        self.marks = script.marks
         self.folder = folder
         self.given = given
         self.parsed = parsed
@@ -188,6 +167,7 @@ class _Builder:
         if framework is None or (framework is TRAINING_ARGUMENTS and not any(name in document for name in _TRAINS)):
             return None
         self.refuse_loop(command, document)
+        self.insert_files(document)
         if config.keys() - _RANKS:
             document[LAUNCHED] = config
         for name in [name for name in document if name.startswith("no_") and document[name] is True]:
@@ -202,6 +182,15 @@ class _Builder:
         fields = {FRAMEWORK: command.program.split()[1]} if command.launcher == "trl" else {}
         notes = self.notes(command, gpus, config, framework)
         return Launch(document, gpus, fields, notes, limits, self.marks.shown(command.program))
+
+    def insert_files(self, document: dict[str, Any]) -> None:
+        """Replace the name of an FSDP config by the file, and of a DeepSpeed config by what the script writes."""
+        if isinstance(document.get("fsdp_config"), str):
+            document["fsdp_config"] = dict(self.file(document["fsdp_config"], "FSDP config"))
+        written = [each for each in self.script.json_documents() if "zero_optimization" in each]
+        named = document.get("deepspeed")
+        if isinstance(named, str) and len(written) == 1 and find_referenced(self.folder, named) is None:
+            document["deepspeed"] = written[0]
 
     def refuse_loop(self, command: Command, document: Mapping[str, Any]) -> None:
         """Reject a program with a training loop of its own.
@@ -228,7 +217,9 @@ class _Builder:
         if framework is TRAINING_ARGUMENTS and command.launcher != "trl":
             notes.append(f"assuming that {program} runs Trainer or a trainer of TRL, because it has their options")
         if command.launcher in ("accelerate", "trl") and not config.keys() - _RANKS:
-            notes.append(f"{command.launcher} has no config file: the default one of the machine is taken to be DDP")
+            notes.append(
+                "the machine's default config of Accelerate is not known; assuming DDP. Name one: --config_file"
+            )
         return tuple(notes)
 
     def document(self, command: Command) -> dict[str, Any]:

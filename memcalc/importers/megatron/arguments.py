@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from typing import Any
 
 from memcalc.frameworks.draft import DeferredValue
@@ -46,11 +44,8 @@ def _deepspeed_parts(script: Script) -> dict[str, Any]:
     """
     programs = {words[at].rpartition("/")[2] for words in script.commands if (at := _program(words)) is not None}
     found: dict[str, Any] = {"program": programs.pop()} if len(programs) == 1 else {}
-    for document in script.documents:
-        with suppress(ValueError, RecursionError):
-            config = json.loads(script.marks.replaced(document, "null"))
-            if isinstance(config, dict):
-                found["deepspeed-config"] = config
+    for config in script.json_documents():
+        found["deepspeed-config"] = config
     return found
 
 

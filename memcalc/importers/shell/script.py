@@ -6,10 +6,12 @@ they assign different values becomes a mark with these choices.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from memcalc.importers.shell.conditions import all_of, any_of, decided
 from memcalc.importers.shell.expansion import Expander
@@ -64,6 +66,14 @@ class Script:
     variables: dict[str, Value] = field(default_factory=dict)
     documents: list[str] = field(default_factory=list)
     environments: list[dict[str, Value]] = field(default_factory=list)
+
+    def json_documents(self) -> list[dict[str, Any]]:
+        """Return the here-documents that are JSON objects. Unknown values in them are null."""
+        found = []
+        for document in self.documents:
+            with suppress(ValueError, RecursionError):
+                found.append(json.loads(self.marks.replaced(document, "null")))
+        return [each for each in found if isinstance(each, dict)]
 
 
 def read_script(text: str, runs: Callable[[str], bool], environment: Sequence[str] = ()) -> Script:
