@@ -120,8 +120,8 @@ def read(source: Source, root: Path) -> Iterator[dict[str, Any]]:
     beside: list[str] = []
     if source.suffixes == SCRIPTS:
         for line in git("ls-tree", "-r", "-l", "-z", commit).decode().split("\0"):
-            facts, _, path = line.partition("\t")
-            size = str(facts.split()[3]) if facts else ""  # not a number for an object that the repository lacks
+            entry, _, path = line.partition("\t")
+            size = entry.split()[3] if entry else ""  # not a number for an object that the repository lacks
             if path.endswith(BESIDE) and size.isdecimal() and int(size) <= MOST_BESIDE:
                 beside.append(path)
     with tempfile.TemporaryDirectory() as name:

@@ -85,7 +85,6 @@ TRAINER: dict[str, Meaning] = {
     "attn_implementation": attention(),
     "deepspeed": fact("deepspeed", "parallelism.zero_stage"),
     **{f"deepspeed.{path}": meaning for path, meaning in AS_PARTS.items()},
-    **LAUNCHED_PARTS,
     "fsdp": fact("fsdp", "parallelism.zero_stage"),
     **fsdp.BLOCK,
     "fsdp_transformer_layer_cls_to_wrap": nothing(
@@ -298,7 +297,7 @@ def _finish(draft: Draft) -> None:
 TRAINING_ARGUMENTS = FileFormat(
     name="Hugging Face TrainingArguments",
     version="transformers 5.23 and TRL 1.16",
-    fields={**script_fields.FIELDS, **TRAINER},
+    fields={**script_fields.FIELDS, **TRAINER, **LAUNCHED_PARTS},
     finish=_finish,
     recognized=_is_trainer,
     expected=(*GPUS, LENGTH),

@@ -166,22 +166,25 @@ class _Builder:
         framework = recognized(document)
         if framework is None or (framework is TRAINING_ARGUMENTS and not any(name in document for name in _TRAINS)):
             return None
-        self.refuse_loop(command, document)
+        if framework is TRAINING_ARGUMENTS:
+            self.refuse_loop(command, document)
         self.insert_files(document)
-        if config.keys() - _RANKS:
+        limits: list[Limit] = []
+        if framework.meaning(LAUNCHED) is not None and config.keys() - _RANKS:
             document[LAUNCHED] = config
+        elif config.get("distributed_type") in ("FSDP", "DEEPSPEED"):
+            limits.append(Limit(f"the Accelerate config of {framework.name}", holds_memory=True, overcounts="all"))
         for name in [name for name in document if name.startswith("no_") and document[name] is True]:
             if framework.meaning(name) is None and framework.meaning(name[3:]) is not None:  # of HfArgumentParser
                 del document[name]
                 document[name[3:]] = False
         known = self.given.get("parallelism.data_parallel") or self.given.get("parallelism.gpus")
         gpus = None if known else gpus_of(command, config, self.marks)
-        limits: tuple[Limit, ...] = ()
         if command.launcher == "python" and visible_gpus(command, self.marks) > 1:
-            limits = (Limit(_MULTI, holds_memory=True),)
+            limits.append(Limit(_MULTI, holds_memory=True))
         fields = {FRAMEWORK: command.program.split()[1]} if command.launcher == "trl" else {}
         notes = self.notes(command, gpus, config, framework)
-        return Launch(document, gpus, fields, notes, limits, self.marks.shown(command.program))
+        return Launch(document, gpus, fields, notes, tuple(limits), self.marks.shown(command.program))
 
     def insert_files(self, document: dict[str, Any]) -> None:
         """Replace the name of an FSDP config by the file, and of a DeepSpeed config by what the script writes."""
