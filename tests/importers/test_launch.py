@@ -196,6 +196,19 @@ def test_trls_command_names_its_trainer_and_its_accelerate_config(tmp_path: Path
     assert load(script(tmp_path, path.read_text().replace("sft", "dpo"))).training.pairs
 
 
+def test_trls_command_needs_only_a_model(tmp_path: Path) -> None:
+    spec = load(script(tmp_path, f"CUDA_VISIBLE_DEVICES=0 trl sft {MODEL} --dataset_name x --use_peft --lora_r 16"))
+
+    assert (spec.training.framework, spec.training.finetune, spec.training.micro_batch_size) == ("sft", "lora", 8)
+
+
+def test_accelerates_file_beside_a_config_of_axolotl_is_not_modelled(tmp_path: Path) -> None:
+    path = script(tmp_path, "accelerate launch --config_file f.yaml -m axolotl.cli.train x.yml", f_yaml=ACCELERATE)
+    (tmp_path / "x.yml").write_text(AXOLOTL)
+
+    assert "the Accelerate config of axolotl" in [limit.feature for limit in load(path).origin.limits]
+
+
 RECIPE = f"{YAML}bf16: true\ngradient_checkpointing: true\nmax_length: 512\nuse_peft: false\n"
 
 

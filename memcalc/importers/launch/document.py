@@ -163,8 +163,11 @@ class _Builder:
         config: dict[str, Any] = {}
         if command.launcher in ("accelerate", "trl", "axolotl"):
             config = self.accelerate(command, document)
+        if command.launcher == "trl":
+            document.setdefault("output_dir", "trainer_output")  # TrainingArguments' default
         framework = recognized(document)
-        if framework is None or (framework is TRAINING_ARGUMENTS and not any(name in document for name in _TRAINS)):
+        trains = command.launcher == "trl" or any(name in document for name in _TRAINS)
+        if framework is None or (framework is TRAINING_ARGUMENTS and not trains):
             return None
         if framework is TRAINING_ARGUMENTS:
             self.refuse_loop(command, document)
