@@ -14,7 +14,7 @@ RECORD = Path(__file__).resolve().parents[1] / "benchmarks" / "recordings" / "pu
 SHOWN = 2  # files of each framework, in full
 LISTED = 8  # names of fields in a cell
 REASON = 160  # characters of a message
-MEGATRONS = ("NVIDIA/Megatron-LM", "bigscience-workshop/bigscience")  # whose rejected scripts name no format
+MEGATRONS = ("NVIDIA/Megatron-LM", "bigscience-workshop/bigscience")  # their rejected scripts name no format
 
 Facts = dict[str, Any]
 

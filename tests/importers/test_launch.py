@@ -337,7 +337,7 @@ def test_a_deepspeed_config_that_the_script_writes(tmp_path: Path) -> None:
     assert (spec.parallelism.zero_stage, spec.parallelism.offload) == (3, "optimizer")
 
 
-def test_a_deepspeed_config_that_is_not_there_is_never_certain(tmp_path: Path) -> None:
+def test_a_missing_deepspeed_config_is_never_certain(tmp_path: Path) -> None:
     path = script(tmp_path, f"torchrun --nproc_per_node 4 train.py {SMALL} --bf16 --deepspeed zero3.json")
     spec = load(path)
 

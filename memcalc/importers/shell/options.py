@@ -1,4 +1,4 @@
-"""Options in the words of a command: `--name value ...` and `--name=value`, also where branches decide them."""
+"""Options of a command: `--name value ...` and `--name=value`, also where branches decide them."""
 
 from __future__ import annotations
 
