@@ -42,6 +42,7 @@ _TRAINS = ("per_device_train_batch_size", "learning_rate", "num_train_epochs", "
 # deepspeedai/DeepSpeedExamples applications/DeepSpeed-Chat/training, where --deepspeed names no file.
 _LOOPS = ("with_tracking", "checkpointing_steps", "mixer_list", "dataset_mixer_list", "zero_stage")
 _SET = "set by other commands"
+_MOST = 20  # trainings of a script that are compared
 _MULTI = "several GPUs in one process (torch.nn.DataParallel, or device_map)"
 _WRAPS = {"fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
 _FSDP_1 = {"fsdp_version": 1, "fsdp_backward_prefetch": "BACKWARD_PRE", "fsdp_forward_prefetch": True, **_WRAPS}
@@ -108,6 +109,8 @@ def launched(text: str, folder: str, given: Mapping[str, Any], parsed: Callable[
             continue
         if launch is not None and launch not in trainings:
             trainings.append(launch)
+        if len(trainings) > _MOST:
+            break
     if faults and not trainings:
         raise faults[0]
     return _single(trainings, [f"another command is not counted: {fault.problem}" for fault in faults])
@@ -129,10 +132,11 @@ def _single(trainings: Sequence[Launch], notes: Sequence[str]) -> Launch | None:
     counted = [name for name in differing if not all(_has_no_effect(each, name) for each in trainings)]
     if any(each.gpus != first.gpus for each in trainings):
         counted.append("the number of GPUs")
-    if counted:
+    if counted or len(trainings) > _MOST:
         programs = ", ".join(dict.fromkeys(each.program for each in trainings))
+        fields = ", ".join((counted or differing)[:6])
         raise InputError(
-            f"the script starts {len(trainings)} trainings ({programs}) that differ in {', '.join(counted[:6])}.",
+            f"the script starts {len(trainings)} trainings ({programs}) that differ in {fields}.",
             "Copy the command of one of them to a file, and name that.",
         )
     document = {name: DeferredValue(_SET) if name in differing else first.document[name] for name in names}
