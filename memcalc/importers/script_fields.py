@@ -100,9 +100,15 @@ def place_program(draft: Draft) -> None:
             draft.default("training.qlora.double_quantization", True)
     elif "use_qlora" in fields or "disable_group_texts" in fields:  # LMFlow
         draft.default(FRAMEWORK, "trainer")
-    elif "program" in facts and "peft" not in facts and any(name in fields for name in _RANKS):
+    elif _runs_other_script(draft) and "peft" not in facts and any(name in fields for name in _RANKS):
         adapts = draft.choose(_FINETUNE, "whether the script trains adapters", ("full", "lora"))
         facts["peft"] = adapts != "full"
+
+
+def _runs_other_script(draft: Draft) -> bool:
+    """Return whether a script's command starts a program that is not TRL's own, which has use_peft."""
+    program = draft.facts.get("program")
+    return program is not None and not str(program).startswith("trl ")
 
 
 def _place_lengths(draft: Draft) -> None:
