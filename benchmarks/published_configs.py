@@ -27,6 +27,11 @@ from memcalc.importers.loading import import_file, list_config_json, load
 RECORD = Path(__file__).parent / "recordings" / "published-configs.json"
 
 
+SCRIPTS = (".sh",)
+BESIDE = (".json", ".yaml", ".yml")  # files that scripts name
+MOST_BESIDE = 65_536  # bytes of such a file; larger ones are data
+
+
 class Source(NamedTuple):
     """Where files are published."""
 
@@ -55,6 +60,17 @@ SOURCES = (
     Source("EleutherAI/gpt-neox", "configs"),
     Source("jiaweizzhao/GaLore", "configs"),
     Source("Guitaricet/relora", "configs"),
+    Source("lm-sys/FastChat", "scripts", suffixes=SCRIPTS),
+    Source("haotian-liu/LLaVA", "scripts", suffixes=SCRIPTS),
+    Source("artidoro/qlora", "scripts", suffixes=SCRIPTS),
+    Source("QwenLM/Qwen", "finetune", suffixes=SCRIPTS),
+    Source("ymcui/Chinese-LLaMA-Alpaca", "scripts/training", suffixes=SCRIPTS),
+    Source("shibing624/MedicalGPT", "scripts", suffixes=SCRIPTS),
+    Source("OptimalScale/LMFlow", "scripts", suffixes=SCRIPTS),
+    Source("OpenBMB/MiniCPM", "finetune", suffixes=SCRIPTS),
+    Source("OpenGVLab/InternVL", "internvl_chat/shell/internvl2.5/2nd_finetune", suffixes=SCRIPTS),
+    Source("01-ai/Yi", "finetune/scripts", suffixes=SCRIPTS),
+    Source("allenai/open-instruct", "scripts/train/dgx-spark", suffixes=SCRIPTS),
 )
 
 # What such files leave to the command line is given so, to see whether the rest can be sized.
@@ -62,6 +78,7 @@ GIVEN = (
     (re.compile(r"does not set the number of GPUs"), "data_parallel=8"),
     (re.compile(r"needs several ranks for FSDP2"), "data_parallel=8"),
     (re.compile(r"leaves bf16\.enabled"), "dtype=bf16"),
+    (re.compile(r"leaves deepspeed to"), "zero_stage=2"),
     (re.compile(r"\(missing vocab_size\)"), "vocab_size=50304"),
     (re.compile(r"\(missing num_layers"), "preset=llama-3-8b"),
     (re.compile(r"is not in memcalc's catalogue or in the local hub cache"), "preset=llama-3-8b"),
@@ -100,9 +117,16 @@ def read(source: Source, root: Path) -> Iterator[dict[str, Any]]:
     commit = git("rev-parse", f"{source.revision}^{{commit}}").decode().strip()
     listed = git("ls-tree", "-r", "--name-only", "-z", commit, source.folder).decode().split("\0")
     paths = [path for path in listed if path.endswith(source.suffixes) and "data" not in Path(path).stem]
+    beside: list[str] = []
+    if source.suffixes == SCRIPTS:
+        for line in git("ls-tree", "-r", "-l", "-z", commit).decode().split("\0"):
+            entry, _, path = line.partition("\t")
+            size = entry.split()[3] if entry else ""  # not a number for an object that the repository lacks
+            if path.endswith(BESIDE) and size.isdecimal() and int(size) <= MOST_BESIDE:
+                beside.append(path)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for path in paths:
+        for path in [*paths, *beside]:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(git("show", f"{commit}:{path}"))
         for path in paths:

@@ -14,6 +14,7 @@ RECORD = Path(__file__).resolve().parents[1] / "benchmarks" / "recordings" / "pu
 SHOWN = 2  # files of each framework, in full
 LISTED = 8  # names of fields in a cell
 REASON = 160  # characters of a message
+MEGATRONS = ("NVIDIA/Megatron-LM", "bigscience-workshop/bigscience")  # their rejected scripts name no format
 
 Facts = dict[str, Any]
 
@@ -41,6 +42,24 @@ def summary() -> str:
         f"{len(files)} published files of {len(repositories)} repositories and {len(frameworks)} formats were read: "
         f"{plain} are estimated unchanged, {given} with `--set` for values that they do not contain, and "
         f"{len(files) - plain - given} are rejected with a message.\n"
+    )
+
+
+def scripts_summary() -> str:
+    """How many of the files are scripts that launch another program than Megatron-LM, with each answer."""
+    found = [file for file in facts() if file["path"].endswith(".sh") and file["framework"] != "Megatron-LM"]
+    scripts = [file for file in found if file["repository"] not in MEGATRONS]
+    answered = [file for file in scripts if not file["refused"]]
+    plain = sum(not file["given"] for file in answered)
+    bounds = sum(bool(held(file)) for file in answered)
+    loops = sum("training loop of its own" in str(file["refused"]) for file in scripts)
+    refused = len(scripts) - len(answered)
+    return (
+        f"{len(scripts)} of the files are scripts that launch a program of Hugging Face's libraries or LLaMA-Factory, "
+        f"of {len({file['repository'] for file in scripts})} repositories: {plain} are estimated unchanged, "
+        f"{len(answered) - plain} with `--set`. {bounds} of these use a feature that needs memory and is not modelled. "
+        f"{refused} are rejected: {loops} start a training loop of their own, {refused - loops} name a file that the "
+        "repository does not contain.\n"
     )
 
 
@@ -139,6 +158,7 @@ def cut(text: str) -> str:
 
 TABLES = {
     "published-summary": summary,
+    "published-scripts": scripts_summary,
     "published-repositories": repositories_table,
     "published-files": files_table,
     "published-limits": limits_table,

@@ -46,7 +46,12 @@ _FOREIGN_YAML = (
 _TORCHTUNE = re.compile(r"^[ \t]+_component_[ \t]*:[ \t]*torchtune\.", re.MULTILINE)
 _TRAINS = re.compile(r"^optimizer[ \t]*:", re.MULTILINE)
 _FOREIGN_TOML = (re.compile(r"^\[model\]", re.MULTILINE), re.compile(r"^flavor[ \t]*=", re.MULTILINE))
+# Arguments of Megatron-LM; of Trainer, after a program.
 _FOREIGN_SCRIPT = (re.compile(r"--num-layers\s"), re.compile(r"--hidden-size\s"))
+_TRAINER_SCRIPT = (
+    re.compile(r"--model_name_or_path[=\s]"),
+    re.compile(r"--per_device_train_batch_size[=\s]"),
+)
 # Megatron-LM arguments in a separate file, and TrainingArguments as JSON.
 _ARGUMENTS = (  # blanks without line breaks: otherwise each blank line would rescan the following ones
     re.compile(r"^[^\S\n]*--num-layers\s", re.MULTILINE),
@@ -162,7 +167,9 @@ def is_config(path: str) -> bool:
             marked = _MARKS.search(text) is not None or any(_has(text, marks) for marks in _FOREIGN_YAML)
             return marked or _may_have_been_one(text)
         if name.endswith((".toml", *_SCRIPTS)):
-            return _has(_text(path), _FOREIGN_TOML if name.endswith(".toml") else _FOREIGN_SCRIPT)
+            text = _text(path)
+            marks = (_FOREIGN_TOML,) if name.endswith(".toml") else (_FOREIGN_SCRIPT, _TRAINER_SCRIPT)
+            return any(_has(text, each) for each in marks)
         return _holds_arguments(path, name) or (name.endswith("config.json") and _is_model(_text(path)))
     except (InputError, OSError):  # unreadable, or too large for a config: its type is unknown
         return Path(path).exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -35,9 +36,11 @@ _SHARED = frozenset(
 def program_of(draft: Draft) -> str:
     """Return the program that runs TrainingArguments: Trainer, or one of TRL's trainers."""
     fields = draft.given_fields.keys()
-    named = _trainer_of(draft)
-    if named != "sft" or _ITS_OWN & fields:
-        candidates: tuple[str, ...] = (named,)
+    named, by_script = _trainer_of(draft), _trainer_of_script(draft)
+    if by_script not in ("", named):
+        candidates: tuple[str, ...] = ("trainer", by_script)
+    elif named != "sft" or _ITS_OWN & fields:
+        candidates = (named,)
     elif _SHARED & fields:
         candidates = ("trainer", "sft")
     else:
@@ -59,6 +62,12 @@ def _trainer_of(draft: Draft) -> str:
     if _asks(fields, _PREFERENCES) or _named_losses(fields) & _PREFERENCE_LOSSES:
         return "dpo"
     return "sft"
+
+
+def _trainer_of_script(draft: Draft) -> str:
+    """Return the trainer that the name of a script suggests, such as dpo for train_dpo.py; "" if none."""
+    found = _NAMED.search(str(draft.facts.get("program", "")).lower())
+    return "" if found is None else _NAMES.get(found[1], found[1])
 
 
 def place_trl(draft: Draft, program: str) -> None:
@@ -244,6 +253,9 @@ def note_second_models(draft: Draft) -> None:
     """
     program = str(draft.values.get(FRAMEWORK))
     _note_models_beside_policy(draft, program)
+    by_script = _trainer_of_script(draft)
+    if program == "trainer" and by_script:
+        draft.limit(f"what {by_script} training computes", "a step of SFT is counted", holds_memory=True)
     if program in ("kto", "orpo", "ppo") and not any(limit.holds_memory for limit in draft.limits):
         draft.limit(f"what {program} training computes", "a step of SFT is counted", holds_memory=True)
 
@@ -301,6 +313,8 @@ def place_adapters_in_bf16(draft: Draft) -> None:
 REENTRANT_SINCE = {"sft": "0.28"}  # of TRL; other trainers: 1.9
 NAMES_ACTIVATION_CHECKPOINTING = "5.23"  # of transformers
 _CHECKPOINT_OPTIONS = ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs")
+_NAMED = re.compile(r"(?:^|[/_.-])(dpo|ipo|cpo|simpo|kto|orpo|grpo|rloo|ppo|rm|reward)(?:[/_.-]|$)")
+_NAMES = {**dict.fromkeys(("ipo", "cpo", "simpo"), "dpo"), "rloo": "grpo", "rm": "reward"}
 _REINFORCED = frozenset(("num_generations", "reward_funcs", "max_completion_length"))
 _ENGINE = ("use_vllm", "generation_batch_size")
 _PREFERENCES = (

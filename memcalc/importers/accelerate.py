@@ -10,69 +10,10 @@ from memcalc.frameworks.draft import FRAMEWORK, Draft
 from memcalc.frameworks.lengths import place_lengths
 from memcalc.frameworks.scripts import place_optimizer_step, place_outputs
 from memcalc.frameworks.trainer import place_padding
-from memcalc.importers import float8, fsdp
-from memcalc.importers.deepspeed_file import read_referenced
-from memcalc.importers.file_format import (
-    COMPILE,
-    COMPILE_MODE,
-    LENGTH,
-    FileFormat,
-    Meaning,
-    fact,
-    lacking,
-    nothing,
-    part,
-    to,
-)
+from memcalc.importers import float8
+from memcalc.importers.accelerate_file import FIELDS, deepspeed_of, read_deepspeeds
+from memcalc.importers.file_format import LENGTH, FileFormat
 from memcalc.importers.huggingface import finish_trainer
-
-_LAUNCHER = ("multinode_launcher", "hostfile", "exclusion_filter", "inclusion_filter")
-
-# accelerate 1.11, commands/config/config_args.py, utils/dataclasses.py.
-FIELDS: dict[str, Meaning] = {
-    "distributed_type": fact("kind", "parallelism.engine"),
-    "mixed_precision": fact("precision", "training.dtype: precision of the step", reads_auto=True),
-    "num_processes": to("parallelism.data_parallel"),
-    "gradient_accumulation_steps": to("training.gradient_accumulation_steps"),
-    **fsdp.BLOCK,
-    "deepspeed_config": fact("deepspeed_config", "parallelism.zero_stage"),
-    **part("parallelism.zero_stage").at("deepspeed_config.deepspeed_config_file deepspeed_config.zero_stage"),
-    "deepspeed_config.gradient_accumulation_steps": part("training.gradient_accumulation_steps"),
-    **part("parallelism.offload").at("deepspeed_config.offload_optimizer_device deepspeed_config.offload_param_device"),
-    "deepspeed_config.offload_*": nothing("part of the offload"),
-    "deepspeed_config.gradient_clipping": nothing("gradient clipping is not estimated"),
-    "deepspeed_config.zero3_*": nothing("loading and saving are not estimated"),
-    "deepspeed_config.deepspeed_moe_layer_cls_names": nothing("changes the implementation, not what is saved"),
-    **{f"deepspeed_config.deepspeed_{name}": nothing() for name in _LAUNCHER},
-    **{
-        f"parallelism_config.parallelism_config_{name}_size": fact(f"{name}_size", words)
-        for name, words in (
-            ("dp_replicate", "parallelism.data_parallel_replicate"),
-            ("dp_shard", "parallelism.data_parallel"),
-            ("tp", "parallelism.tensor_parallel"),
-            ("cp", "parallelism.context_parallel"),
-            ("sp", "parallelism.context_parallel"),
-        )
-    },
-    "parallelism_config.parallelism_config_cp_comm_strategy": fact("rotation", "parallelism.context_parallel_method"),
-    "parallelism_config.parallelism_config_*": nothing("changes the implementation, not what is saved"),
-    "parallelism_config*": lacking("parallelism other than data parallelism", overcounts="all"),
-    "megatron_lm_config*": lacking("Megatron-LM under Accelerate", "pass the arguments of Megatron-LM instead"),
-    "dynamo_config.dynamo_backend": COMPILE,
-    "dynamo_config.dynamo_mode": COMPILE_MODE,
-    "dynamo_config*": nothing("part of torch.compile"),
-    "fp8_config.backend": fact("fp8_backend", "training.fp8"),
-    "fp8_config.enable_fsdp_float8_all_gather": float8.GATHER,
-    "fp8_config*": nothing("changes how scales are computed, not what is saved"),
-    **nothing().at(
-        "tpu* compute_environment debug enable_cpu_affinity machine_rank main_* rdzv_backend same_network use_cpu",
-        "mpirun_config* comms_config* ipex_config*",
-    ),
-    "downcast_bf16": nothing("for TPUs"),
-    "gpu_ids": nothing("num_processes counts them"),
-    "num_machines": fact("machines", "parallelism.data_parallel_replicate"),
-    "command*": nothing("the program itself"),
-}
 
 
 def _finish(draft: Draft) -> None:
@@ -89,14 +30,8 @@ def _finish(draft: Draft) -> None:
             draft.default("training.gradient_accumulation_steps", steps)
         named = config.get("deepspeed_config_file")
         if isinstance(named, str):
-            _read_deepspeeds(draft, named)
-        facts["deepspeed"] = named or {
-            "zero_optimization": {
-                "stage": config.get("zero_stage", 0),
-                "offload_optimizer": {"device": config.get("offload_optimizer_device")},
-                "offload_param": {"device": config.get("offload_param_device")},
-            }
-        }
+            read_deepspeeds(draft, named)
+        facts["deepspeed"] = deepspeed_of(config)
     if kind != "FSDP":
         facts.pop("fsdp_config", None)
     _place_degrees(draft)
@@ -106,26 +41,6 @@ def _finish(draft: Draft) -> None:
     _note_scripts(draft)
     if precision == "fp8":
         _in_8_bits(draft)
-
-
-_WORDS = {
-    "train_micro_batch_size_per_gpu": "training.micro_batch_size",
-    "gradient_accumulation_steps": "training.gradient_accumulation_steps",
-}
-
-
-def _read_deepspeeds(draft: Draft, name: str) -> None:
-    """Set precision and batch from the DeepSpeed config that the file names (utils/deepspeed.py)."""
-    config = read_referenced(draft.directory, name)
-    if not isinstance(config, Mapping):
-        return
-    for half in ("bf16", "fp16"):
-        block = config.get(half)
-        if isinstance(block, Mapping) and block.get("enabled") is True:
-            draft.facts[half] = True
-    for word, path in _WORDS.items():
-        if type(config.get(word)) is int:
-            draft.default(path, config[word])
 
 
 def _note_scripts(draft: Draft) -> None:

@@ -14,6 +14,7 @@ from memcalc.frameworks.deepspeed import is_pytorchs_adam, place_groups, place_o
 from memcalc.frameworks.draft import Draft
 from memcalc.frameworks.switches import is_on
 from memcalc.importers.deepspeed import OPTIMIZERS
+from memcalc.spec.limits import Limit
 
 _STAGE = re.compile(r"z(?:ero)?[_-]?(?:stage)?[_-]?([0-3])", re.IGNORECASE)
 
@@ -32,6 +33,7 @@ def place_deepspeed(draft: Draft, deepspeed: Any) -> int | None:
                 draft.notes.append(
                     f"{deepspeed} may offload, which is counted in device memory; change it with --set offload="
                 )
+            draft.limits.append(Limit("a DeepSpeed config that cannot be read", holds_memory=True, overcounts="all"))
             found = _STAGE.search(deepspeed.rpartition("/")[2])
             if found is None:
                 draft.notes.append(f"{deepspeed} cannot be read; set the stage with --set zero_stage=")
@@ -55,14 +57,20 @@ def place_deepspeed(draft: Draft, deepspeed: Any) -> int | None:
 
 def read_referenced(folder: str, name: str) -> Any:
     """Return a JSON file by its path relative to this directory or one above, where programs are started; else None."""
+    path = find_referenced(folder, name)
+    try:
+        return None if path is None else json.loads(read_text(path))
+    except (InputError, ValueError, RecursionError):
+        return None
+
+
+def find_referenced(folder: str, name: str) -> Path | None:
+    """Return a file by its path relative to this directory or one above, where programs are started; else None."""
     try:
         start = Path(folder).resolve()
-        for each in (start, *start.parents):
-            if (each / name).is_file():
-                return json.loads(read_text(each / name))
-    except (InputError, OSError, ValueError, RecursionError):
-        pass
-    return None
+        return next((each / name for each in (start, *start.parents) if (each / name).is_file()), None)
+    except (OSError, ValueError):
+        return None
 
 
 def _place_deepspeeds_optimizer(draft: Draft, config: Mapping[str, Any]) -> None:

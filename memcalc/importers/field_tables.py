@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from math import prod
+from typing import TYPE_CHECKING, Any
 
 from memcalc.errors import InputError
 from memcalc.frameworks.draft import FRAMEWORK, DeferredValue, Draft, OpenQuestion, Untranslatable
@@ -16,6 +17,9 @@ from memcalc.spec.limits import Limit
 from memcalc.spec.origin import Assumption, Origin
 from memcalc.spec.programs import program_name
 from memcalc.units import whole_number
+
+if TYPE_CHECKING:
+    from memcalc.importers.launch.document import Launch
 
 _REFERENCE = re.compile(r"\$\{(\.?)([\w.]{1,200})\}")  # of OmegaConf
 _PRODUCT = re.compile(r"\$\{multiply:\s*([^,{}]{1,20}|\$\{[\w.]{1,200}\})\s*,\s*([^,{}]{1,20}|\$\{[\w.]{1,200}\})\s*\}")
@@ -94,6 +98,7 @@ def read(
     folder: str,
     overridden: Mapping[str, Any],
     answers: Mapping[str, str] | None = None,
+    launch: Launch | None = None,
 ) -> ImportedConfig:
     """Return another framework's config as memcalc blocks.
 
@@ -104,6 +109,7 @@ def read(
         overridden: memcalc fields that the user sets, with their values; untranslatable values of the file for these
             fields are ignored.
         answers: answers to open questions, by field; other questions get their first candidate.
+        launch: the command that starts the program, if a script has it.
 
     Raises:
         InputError: a value that matters cannot be translated.
@@ -111,6 +117,7 @@ def read(
     leaves = list(_leaves(framework, data))
     given = {path: _resolved(raw, data, path) for path, raw in leaves}
     draft = Draft(folder, overridden, given, answers or {})
+    _note_launch(draft, launch)
     mapped: list[tuple[str, Any, str]] = []
     no_effect: list[tuple[str, str]] = []
     not_modelled: list[tuple[str, str]] = []
@@ -130,6 +137,7 @@ def read(
                 draft.notes.append(f"{path} = {value} is set elsewhere; repeat the value with {_settings(asked)}")
             else:
                 mapped.append((path, value, meaning.meaning))
+                draft.unknown_model = str(value) if meaning.meaning == "model" else draft.unknown_model
         elif isinstance(value, DeferredValue) or (isinstance(value, str) and value.startswith("$")):
             draft.notes.append(f"{path} = {value} is set elsewhere")
         elif meaning.kind == "not modelled":
@@ -143,6 +151,7 @@ def read(
                 meaning.apply(draft, value)  # type: ignore[misc]  # mapped fields have one
             if not isinstance(value, Mapping):  # a block's own fields come after it
                 mapped.append((path, value, meaning.meaning))
+    _place_ranks(draft, launch)
     _finish(framework, draft, open_fields)
     missing = [(path, what) for path, what in framework.expected if not _is_settled(draft, path)]
     return ImportedConfig(
@@ -159,6 +168,30 @@ def read(
         questions=tuple(draft.questions.values()),
         unknown_model=draft.unknown_model,
     )
+
+
+def _note_launch(draft: Draft, launch: Launch | None) -> None:
+    """Record what a script's command says besides the options of its program."""
+    if launch is not None:
+        draft.overridden = {**launch.fields, **draft.overridden}
+        draft.notes += launch.notes
+        draft.limits += launch.limits
+        draft.facts["program"] = launch.program
+
+
+def _place_ranks(draft: Draft, launch: Launch | None) -> None:
+    """Set the number of data-parallel ranks from the launcher's number of processes, as if the user had set it."""
+    path = "parallelism.data_parallel"
+    if launch is None or launch.gpus is None or path in draft.overridden:
+        return
+    if isinstance(launch.gpus, DeferredValue):
+        draft.elsewhere.append((launch.gpus, (path,)))
+        draft.notes.append(f"{launch.gpus} is set elsewhere; repeat the number of GPUs with {_settings((path,))}")
+        return
+    degrees = [draft.given(f"parallelism.{kind}_parallel") or 1 for kind in ("tensor", "pipeline", "context")]
+    others = prod(degrees) if all(type(degree) is int and degree > 0 for degree in degrees) else 1
+    draft.values[path] = max(launch.gpus // others, 1)
+    draft.overridden = {**draft.overridden, path: draft.values[path]}
 
 
 def _finish(framework: FileFormat, draft: Draft, open_fields: set[str]) -> None:

@@ -86,7 +86,7 @@ def _ignores_strategy(draft: Draft) -> bool:
     transformers 5.23 training_args.py, _process_fsdp_args, gives it as reshard_after_forward; Accelerate 1.15
     utils/dataclasses.py, FullyShardedDataParallelPlugin, prefers its own default of sharding_strategy.
     """
-    by_trainer = draft.given(FRAMEWORK) not in ("accelerate", "axolotl")
+    by_trainer = not _is_launched(draft) and draft.given(FRAMEWORK) != "axolotl"
     return by_trainer and fsdp_version(draft) == 1 and draft.has("transformers", "5.4")
 
 
@@ -116,7 +116,7 @@ def fsdp_version(draft: Draft) -> int:
     requested = settings.get("fsdp_version", settings.get("version", draft.given_fields.get("fsdp_version")))
     if str(requested) in ("1", "2"):
         return int(str(requested))
-    if draft.given(FRAMEWORK) == "accelerate" or "kind" in draft.facts:  # distributed_type of Accelerate's files
+    if _is_launched(draft):
         return 1
     guessed = "training.versions.transformers" not in draft.overridden
     if guessed and draft.given("training.qlora.quant_storage") == "uint8":
@@ -177,8 +177,7 @@ def _place_loading(draft: Draft) -> None:
         return
     config = draft.facts.get("fsdp_config")
     settings = config if isinstance(config, Mapping) else {}
-    launched = draft.given(FRAMEWORK) == "accelerate"
-    broadcasts = str(_setting(settings, "cpu_ram_efficient_loading", launched)).lower() == "true"
+    broadcasts = str(_setting(settings, "cpu_ram_efficient_loading", _is_launched(draft))).lower() == "true"
     draft.default("parallelism.fsdp.weights_from", "first-rank" if broadcasts else "host")
 
 
@@ -235,8 +234,8 @@ def _place_units(draft: Draft, settings: Mapping[Any, Any]) -> None:
     size_based_auto_wrap_policy: parts of layers may be units, too, and so may be all layers together.
     """
     policy = str(_setting(settings, "auto_wrap_policy", "")).upper()
-    least, script = _setting(settings, "min_num_params", 0), draft.given(FRAMEWORK) == "accelerate"
-    by_size = not script and not policy and str(least) not in ("0", "None")
+    least = _setting(settings, "min_num_params", 0)
+    by_size = not _is_launched(draft) and not policy and str(least) not in ("0", "None")
     if by_size or policy == "SIZE_BASED_WRAP":
         draft.default("parallelism.fsdp.wrap", "size")
         if type(least) is int and least > 0:
@@ -263,6 +262,11 @@ def _lacks(draft: Draft) -> str:
     return next((reason for reason, is_so in reasons.items() if is_so), "")
 
 
+def _is_launched(draft: Draft) -> bool:
+    """Return whether `accelerate launch` sets FSDP, by the environment; `kind` is distributed_type of its file."""
+    return draft.given(FRAMEWORK) == "accelerate" or "kind" in draft.facts
+
+
 def _has_adapters(draft: Draft) -> bool:
     return draft.given("training.finetune") in ("lora", "qlora")
 
@@ -273,7 +277,7 @@ def _wraps_layers(draft: Draft) -> bool:
     transformers training_args.py: before 5.10 with the word auto_wrap in `fsdp`, from then on by default. Accelerate
     1.15 utils/dataclasses.py: NO_WRAP.
     """
-    if draft.given(FRAMEWORK) == "accelerate":
+    if _is_launched(draft):
         return False
     return bool(draft.facts.get("fsdp_wraps")) or draft.has("transformers", "5.10")
 

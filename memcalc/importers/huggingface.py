@@ -24,7 +24,9 @@ from memcalc.frameworks.trl import (
     program_of,
 )
 from memcalc.frameworks.weights import published_dtype
-from memcalc.importers import fsdp, trl
+from memcalc.importers import fsdp, script_fields, trl
+from memcalc.importers.accelerate_file import AS_PARTS as LAUNCHED_PARTS
+from memcalc.importers.accelerate_file import place_launch
 from memcalc.importers.adapters import place_adapters
 from memcalc.importers.attention import attention
 from memcalc.importers.deepspeed import AS_PARTS
@@ -265,6 +267,8 @@ def _is_trainer(data: Mapping[str, Any]) -> bool:
 
 
 def _finish(draft: Draft) -> None:
+    place_launch(draft)
+    script_fields.place_program(draft)
     program = program_of(draft)
     draft.default(FRAMEWORK, program)
     draft.default("training.micro_batch_size", 8)  # of TrainingArguments
@@ -273,6 +277,9 @@ def _finish(draft: Draft) -> None:
     if is_on(draft.facts.get("four_bits")):
         draft.default("training.qlora.double_quantization", False)  # BitsAndBytesConfig's default
         _place_storage(draft, program)
+    elif draft.overridden.get("training.finetune") != "qlora":
+        for path in [path for path in draft.values if path.startswith("training.qlora.")]:
+            del draft.values[path]
     draft.facts["pefts_layers"] = True  # scripts hand `lora_target_modules` on to PEFT
     finish_trainer(draft, upcast=False, as_published=program == "trainer" and draft.has("transformers", "5.0"))
     place_trainers_loop(draft)
@@ -290,7 +297,7 @@ def _finish(draft: Draft) -> None:
 TRAINING_ARGUMENTS = FileFormat(
     name="Hugging Face TrainingArguments",
     version="transformers 5.23 and TRL 1.16",
-    fields=TRAINER,
+    fields={**script_fields.FIELDS, **TRAINER, **LAUNCHED_PARTS},
     finish=_finish,
     recognized=_is_trainer,
     expected=(*GPUS, LENGTH),

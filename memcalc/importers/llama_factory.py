@@ -15,6 +15,7 @@ from memcalc.frameworks.trainer import (
     trainer_evaluates,
 )
 from memcalc.importers import float8
+from memcalc.importers.accelerate_file import AS_PARTS, place_launch
 from memcalc.importers.attention import WORDS, attention
 from memcalc.importers.file_format import FileFormat, Meaning, fact, lacking, nothing, overcounted, part, to
 from memcalc.importers.huggingface import GPUS, TRAINER, finish_trainer
@@ -22,6 +23,7 @@ from memcalc.importers.huggingface import GPUS, TRAINER, finish_trainer
 # LLaMA-Factory 0.9.6, src/llamafactory/hparams.
 FIELDS: dict[str, Meaning] = {
     **TRAINER,
+    **AS_PARTS,
     "finetuning_type": to("training.finetune", {"full": "full", "lora": "lora"}),
     "stage": fact("stage", "training.finetune"),
     "cutoff_len": to("training.sequence_length"),
@@ -107,6 +109,7 @@ FIELDS: dict[str, Meaning] = {
 
 
 def _finish(draft: Draft) -> None:
+    place_launch(draft)
     facts = draft.facts
     if facts.get("bits") == 4:
         draft.values["training.finetune"] = "qlora"

@@ -22,6 +22,7 @@ from memcalc.spec.yaml_source import Path as Place
 
 if TYPE_CHECKING:
     from memcalc.importers.field_tables import ImportedConfig
+    from memcalc.importers.launch.document import Launch
 
 _SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch", ".args", ".txt")
 _SUFFIXES = (".yaml", ".yml", ".json", ".toml", *_SCRIPTS)
@@ -121,16 +122,29 @@ def import_file(source: str | Path, overrides: Iterable[str] = ()) -> ImportedCo
     from memcalc.importers.registry import recognized
 
     data = next((each for each in candidates if recognized(each) is not None), candidates[0])
-    file_format = recognized(data)
-    if file_format is None:
-        return None
+    file_format, launch = recognized(data), None
     try:
+        if file_format is None:
+            launch = _launch(path, fields)
+            if launch is None or (file_format := recognized(launch.document)) is None:
+                return None
+            data = launch.document
         return settle(
-            lambda answers: read(file_format, data, str(path.parent), fields, answers),
+            lambda answers: read(file_format, data, str(path.parent), fields, answers, launch),
             lambda imported: _peak(imported, overrides, path),
         )
     except InputError as error:
         raise error.located(str(path)) from None
+
+
+def _launch(path: Path, fields: Mapping[str, Any]) -> Launch | None:
+    """Return the training command of a script or of standard input; None if it has none."""
+    if path.name != STANDARD_INPUT and path.suffix.lower() not in _SCRIPTS:
+        return None
+    from memcalc.importers.launch.document import launched
+
+    text = standard_input() if path.name == STANDARD_INPUT else read_text(path)
+    return launched(text, str(path.parent), fields, _data)
 
 
 def _peak(config: ImportedConfig, overrides: tuple[str, ...], path: Path) -> int | None:
@@ -223,9 +237,9 @@ def _refuse_other_texts(source: str | Path | Mapping[str, Any]) -> None:
             str(path),
         )
     raise InputError(
-        "no command of the file trains with Megatron-LM's --num-layers and --hidden-size.",
-        "Name a configuration, a script that starts pretrain_gpt.py, or a file of Megatron-LM arguments. For another "
-        "program's command: `memcalc dry-run --gpu GPU -- COMMAND`.",
+        "no command of the file starts a training that memcalc can read.",
+        "Name a script that starts a program with the arguments of transformers' Trainer or TRL, of another framework, "
+        "or of Megatron-LM. For another program's command: `memcalc dry-run --gpu GPU -- COMMAND`.",
         str(path),
     )
 

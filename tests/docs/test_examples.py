@@ -20,6 +20,7 @@ COMMAND = re.compile(r"^# memcalc (.+)$", re.MULTILINE)
 VERDICTS = {
     "deepspeed-offload.yaml": "fits",
     "dpo.yaml": "fits",
+    "finetune.sh": "fits",
     "fsdp2-8xh100.yaml": "fits",
     "llama-3-70b-64xh100.yaml": "fits",
     "long-context.yaml": "fits",
@@ -35,10 +36,10 @@ VERDICTS = {
 
 
 def test_every_example_says_what_it_shows() -> None:
-    files = [path for path in EXAMPLES.iterdir() if path.suffix in (".yaml", ".yml", ".toml")]
+    files = [path for path in EXAMPLES.iterdir() if path.suffix in (".yaml", ".yml", ".toml", ".sh")]
 
     assert {path.name for path in files} >= set(VERDICTS)
-    assert {path.name for path in files if not path.read_text().startswith("# ")} == set()
+    assert {path.name for path in files if not path.read_text().removeprefix("#!/bin/bash\n").startswith("# ")} == set()
     assert len(VERDICTS) >= 12
 
 

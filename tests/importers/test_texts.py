@@ -71,9 +71,9 @@ def test_merge_keys_of_a_foreign_file(tmp_path: Path) -> None:
         ("a.yaml", "a: [1", r"a\.yaml:2: this is not YAML: "),
         ("a.toml", "[a", r"a\.toml: this is not TOML: "),
         ("a.toml", "a = 1", r"a\.toml: the file is not a torchtitan config"),
-        ("args.txt", "--lr 1", r"args\.txt: no command of the file trains with Megatron-LM"),
-        ("a.sh", "python preprocess_data.py --num-layers 2", r"a\.sh: no command of the file trains with Megatron-LM"),
-        ("b.sh", "trl sft --model_name_or_path gpt2", r"For another program's command: `memcalc dry-run --gpu"),
+        ("args.txt", "--lr 1", r"args\.txt: no command of the file starts a training"),
+        ("a.sh", "python preprocess_data.py --num-layers 2", r"a\.sh: no command of the file starts a training"),
+        ("b.sh", "trl vllm-serve --model gpt2", r"For another program's command: `memcalc dry-run --gpu"),
         ("config.json", '{"architectures": ["LlamaForCausalLM"]}', "model_type is missing"),
     ],
 )

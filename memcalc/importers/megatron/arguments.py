@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from typing import Any
 
 from memcalc.frameworks.draft import DeferredValue
 from memcalc.importers.shell.marks import MarkTable, is_open
+from memcalc.importers.shell.options import OptionReader
 from memcalc.importers.shell.script import Script, read_script
 from memcalc.importers.shell.tokens import ShellError
 
 _PROGRAM = re.compile(r"(?:^|[/\s\x01])[\w.-]*(?:train|finetune|sft)[\w-]*\.py\b")
 _LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "deepspeed")
-_OPTION = re.compile(r"--([A-Za-z][\w-]{0,80})(?:=(.*))?", re.DOTALL)
-_MORE = re.compile(r"\$[@*]|.*(?:args?|opts?|options?|params?|flags?|extra)(?:\[@\])?\}?", re.IGNORECASE | re.DOTALL)
-_NODES = re.compile(r"^#SBATCH\s+(?:--nodes[= ]|-N\s*)(\d+)", re.MULTILINE)
-_SLURMS = ("SLURM_NNODES", "SLURM_JOB_NUM_NODES")
 _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # settings that a script exports for the run
 _NOT_PLAIN = re.compile(r"\s")
-
-Options = dict[str, tuple[str, ...]]
 
 
 def arguments_of(text: str) -> dict[str, Any]:
@@ -32,11 +25,9 @@ def arguments_of(text: str) -> dict[str, Any]:
     from a file that starts no program, the arguments in it or in its variables. Values that the text does not determine
     (the caller's arguments, the environment, undecided branches) are `DeferredValue`.
     """
-    nodes = _NODES.search(text)
-    given = "".join(f"{name}={nodes[1]}\n" for name in _SLURMS) if nodes else ""
     try:
-        script = read_script(given + text, lambda word: bool(_NOT_PLAIN.search(word) and _PROGRAM.search(word)))
-        reader = _Reader(script.marks)
+        script = read_script(text, lambda word: bool(_NOT_PLAIN.search(word) and _PROGRAM.search(word)))
+        reader = OptionReader(script.marks)
         options = reader.joined([reader.options(words) for words in _runs(script)], "set by other commands")
     except (ShellError, RecursionError):
         return {}
@@ -53,11 +44,8 @@ def _deepspeed_parts(script: Script) -> dict[str, Any]:
     """
     programs = {words[at].rpartition("/")[2] for words in script.commands if (at := _program(words)) is not None}
     found: dict[str, Any] = {"program": programs.pop()} if len(programs) == 1 else {}
-    for document in script.documents:
-        with suppress(ValueError, RecursionError):
-            config = json.loads(script.marks.replaced(document, "null"))
-            if isinstance(config, dict):
-                found["deepspeed-config"] = config
+    for config in script.json_documents():
+        found["deepspeed-config"] = config
     return found
 
 
@@ -102,78 +90,6 @@ def _of_launcher(words: Sequence[str], program: int) -> Iterator[str]:
     yield from (word for word in words[launcher + 1 : program] if word != "--")
     yield "--"  # the program ends the launcher's last option
     yield from words[program + 1 :]
-
-
-def _apart(words: Sequence[str]) -> Iterator[str]:
-    """Yield words; a word with several options is split: `bash entry.sh pretrain_gpt.py "--bf16 --lr 1"`."""
-    for word in words:
-        if word.lstrip().startswith("--") and _OPTION.match(word.split()[0]) and _NOT_PLAIN.search(word):
-            yield from word.split()
-        else:
-            yield word
-
-
-class _Reader:
-    """Parser of options in words, and in the known choices of unresolved words."""
-
-    def __init__(self, marks: MarkTable) -> None:
-        self.marks = marks
-        self.known: dict[str, Options] = {}
-
-    def options(self, words: Sequence[str], *, whole: bool = True) -> Options:
-        """Return the words of each option.
-
-        Args:
-            words: words of a command or a variable.
-            whole: whether they are of a command, where unresolved words that may contain options are reported.
-        """
-        found: Options = {}
-        name = None
-        for word in _apart(words):
-            option = _OPTION.fullmatch(word)
-            if option:
-                name = option[1].replace("_", "-")
-                found[name] = () if option[2] is None else (option[2],)
-            elif word == "--" or self._holds_options(word):
-                found |= self._choices(word)
-                open_word = self.marks.single_mark(word)
-                if whole and open_word and not open_word.choices:
-                    found[open_word.text] = (word,)
-                name = None
-            elif name is not None:
-                found[name] = (*found[name], word)
-        return found
-
-    def _holds_options(self, word: str) -> bool:
-        """Return whether an unresolved word means options, not the value of one."""
-        open_word = self.marks.single_mark(word)
-        if open_word is None:
-            return False
-        if not open_word.choices:
-            return _MORE.fullmatch(open_word.text) is not None
-        firsts = [each.split() if isinstance(each, str) else list(each) for each in open_word.choices]
-        first_words = [words[0] for words in firsts if words]
-        marked = [word for word in first_words if is_open(word)]
-        plain = [word for word in first_words if not is_open(word)]
-        return all(word.startswith("--") for word in plain) if plain else all(map(self._holds_options, marked))
-
-    def _choices(self, word: str) -> Options:
-        if word not in self.known:
-            self.known[word] = {}
-            open_word = self.marks.single_mark(word)
-            choices = open_word.choices if open_word else ()
-            ways = [self.options(each.split() if isinstance(each, str) else each, whole=False) for each in choices]
-            self.known[word] = self.joined(ways, open_word.text if open_word else "")
-        return self.known[word]
-
-    def joined(self, ways: Sequence[Options], named: str) -> Options:
-        """Merge the options of several branches with an unknown condition: differences are unresolved."""
-        found: Options = {}
-        for name in dict.fromkeys(name for way in ways for name in way):
-            values = [way.get(name) for way in ways]
-            same = values[0] is not None and all(value == values[0] for value in values)
-            found[name] = values[0] if same and values[0] is not None else (self.marks.mark(named),)
-        return found
 
 
 def _value(words: Sequence[str], marks: MarkTable) -> Any:

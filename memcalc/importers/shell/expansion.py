@@ -112,6 +112,8 @@ class Expander:
         each = False
         if raw.startswith("$((") and raw.endswith("))"):
             value = self._sum(raw[3:-2])
+        elif raw.startswith("`") and raw[1:].lstrip().startswith("#") and "\n" not in raw:
+            value = ""  # a comment between the options of a command
         elif raw.startswith(("$(", "`")):
             value = self.marks.mark(" ".join(raw.split()))
         elif raw.startswith("${"):

@@ -6,10 +6,12 @@ they assign different values becomes a mark with these choices.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from memcalc.importers.shell.conditions import all_of, any_of, decided
 from memcalc.importers.shell.expansion import Expander
@@ -33,6 +35,8 @@ _SILENT = ("echo", "printf", "cat", "tee", "mkdir", "cd", "set", "shift", "read"
 _OPTIONS_OF_ITS_OWN = re.compile(r"\$[#@*1]|\bgetopts?\b")
 _SHELLS = ("bash", "sh", "zsh")
 _COMMAND = re.compile(r"-[a-z]*c")
+_NODES = re.compile(r"^#SBATCH\s+(?:--nodes[= ]|-N\s*)(\d+)", re.MULTILINE)
+_SLURMS = ("SLURM_NNODES", "SLURM_JOB_NUM_NODES")
 _MOST_COMMANDS = 5_000
 _DEEPEST = 100  # depth of nested commands
 
@@ -54,34 +58,49 @@ class Script:
         commands: the words of each command, except commands that only print or set options.
         variables: the values at the end, in the order of first assignment.
         documents: the here-documents of commands that only print, such as `cat > FILE`.
+        environments: for each command the variables that were asked for, as they are when it starts.
     """
 
     marks: MarkTable = field(default_factory=MarkTable)
     commands: list[tuple[str, ...]] = field(default_factory=list)
     variables: dict[str, Value] = field(default_factory=dict)
     documents: list[str] = field(default_factory=list)
+    environments: list[dict[str, Value]] = field(default_factory=list)
+
+    def json_documents(self) -> list[dict[str, Any]]:
+        """Return the here-documents that are JSON objects. Unknown values in them are null."""
+        found = []
+        for document in self.documents:
+            with suppress(ValueError, RecursionError):
+                found.append(json.loads(self.marks.replaced(document, "null")))
+        return [each for each in found if isinstance(each, dict)]
 
 
-def read_script(text: str, runs: Callable[[str], bool]) -> Script:
-    """Return the commands that a script would run.
+def read_script(text: str, runs: Callable[[str], bool], environment: Sequence[str] = ()) -> Script:
+    """Return the commands that a script would run. The directives of a Slurm script set its number of nodes.
 
     Args:
         text: the script.
         runs: function that returns whether a word is a command line (`bash -c "..."`, `eval`) to be parsed as well.
+        environment: names of variables to record for each command.
 
     Raises:
         ShellError: the text is not a shell script that memcalc can parse.
     """
-    walk = _Interpreter(runs)
+    walk = _Interpreter(runs, environment)
+    nodes = _NODES.search(text)
+    if nodes:
+        walk.script.variables = dict.fromkeys(_SLURMS, nodes[1])
     with suppress(_Exit):
         walk.block(parse(without_marks(text).replace("\r\n", "\n")))
     return walk.script
 
 
 class _Interpreter:
-    def __init__(self, runs: Callable[[str], bool]) -> None:
+    def __init__(self, runs: Callable[[str], bool], environment: Sequence[str]) -> None:
         self.script = Script()
         self.runs = runs
+        self.environment = environment
         self.functions: dict[str, Node] = {}
         self.steps = 0
         self.depth = 0
@@ -275,7 +294,9 @@ class _Interpreter:
             for line in lines:
                 self.line(line)
         else:
+            variables = self.script.variables
             self.script.commands.append(tuple(words))
+            self.script.environments.append({name: variables[name] for name in self.environment if name in variables})
         return None
 
     def lines_of(self, words: list[str]) -> list[str]:

@@ -49,6 +49,10 @@ def tokens(text: str) -> list[Token]:
             end = skip(text, at)
             found.append(Token(text[at:end]))
             at = end
+        elif text.startswith((">(", "<("), at):  # process substitution
+            end = skip(text, at + 1)
+            found.append(Token(text[at:end]))
+            at = end
         elif operator := _OPERATOR.match(text, at):
             at = operator.end()
             if operator[0] in ("<<", "<<-"):
