@@ -6,6 +6,7 @@ from typing_extensions import TypedDict
 
 from memcalc.checking.baseline import VERSION
 from memcalc.checking.report import CheckOutcome, CheckReport, PeakGrowth, Status
+from memcalc.documents.shared import filled
 
 
 class Change(TypedDict):
@@ -93,29 +94,24 @@ def check_document(report: CheckReport) -> CheckDocument:
 
 def _config(outcome: CheckOutcome) -> CheckedConfig:
     sizes = outcome.sizes
-    return {
-        "path": outcome.path,
-        "status": outcome.status,
-        "name": None if sizes is None else sizes.name,
-        "gpu": None if sizes is None else sizes.gpu,
-        "needed_bytes": outcome.needed_bytes,
-        "basis": outcome.basis or None,
-        "is_bound": outcome.is_bound,
-        "interval": _interval(outcome.interval),
-        "not_modelled": list(outcome.unmodelled),
-        "limit_bytes": outcome.limit_bytes,
-        "limit": outcome.limit or None,
-        "margin_bytes": None if sizes is None else outcome.margin_bytes,
-        "allocated_bytes": None if sizes is None else sizes.allocated,
-        "reserved_bytes": None if sizes is None else sizes.reserved,
-        "device_bytes": None if sizes is None else sizes.device,
-        "peak_phase": None if sizes is None else sizes.peak_phase,
-        "rank": None if sizes is None else sizes.rank,
-        "change": None if outcome.growth is None else _change(outcome.growth),
-        "message": outcome.message or None,
-        "line": outcome.line,
-        "notes": list(outcome.notes),
-    }
+    return filled(
+        CheckedConfig,
+        outcome,
+        name=None if sizes is None else sizes.name,
+        gpu=None if sizes is None else sizes.gpu,
+        basis=outcome.basis or None,
+        interval=_interval(outcome.interval),
+        not_modelled=list(outcome.unmodelled),
+        limit=outcome.limit or None,
+        margin_bytes=None if sizes is None else outcome.margin_bytes,
+        allocated_bytes=None if sizes is None else sizes.allocated,
+        reserved_bytes=None if sizes is None else sizes.reserved,
+        device_bytes=None if sizes is None else sizes.device,
+        peak_phase=None if sizes is None else sizes.peak_phase,
+        rank=None if sizes is None else sizes.rank,
+        change=None if outcome.growth is None else _change(outcome.growth),
+        message=outcome.message or None,
+    )
 
 
 def _interval(found: tuple[int, int] | None) -> CheckedInterval | None:

@@ -8,6 +8,7 @@ from typing import Literal
 from typing_extensions import TypedDict
 
 from memcalc.checking.comparison import Comparison, ComparisonLine
+from memcalc.documents.shared import filled
 from memcalc.ledger.result import Result
 
 
@@ -55,4 +56,4 @@ def _run(result: Result) -> DiffRun:
 
 
 def _lines(lines: Iterable[ComparisonLine]) -> dict[str, DiffLine]:
-    return {line.name: {"a": line.a, "b": line.b, "difference": line.difference} for line in lines}
+    return {line.name: filled(DiffLine, line) for line in lines}
