@@ -472,16 +472,16 @@ def _offer(offer: Offer) -> FitOffer:
 
 def _nearest(found: Nearest) -> FitNearest:
     change = found.change
-    return filled(
-        FitNearest,
-        found,
-        levers=list(change.levers),
-        set=list(change.overrides),
-        cost=change.cost,
-        result=change.result,
-        card_time_per_token=None if found.slowdown is None else 1 + found.slowdown,
-        device_bytes=change.needed,
-    )
+    return {
+        "levers": list(change.levers),
+        "set": list(change.overrides),
+        "cost": change.cost,
+        "result": change.result,
+        "card_time_per_token": None if found.slowdown is None else 1 + found.slowdown,
+        "device_bytes": change.needed,
+        "host_bytes": found.host_bytes,
+        "node_host_bytes": found.node_host_bytes,
+    }
 
 
 def _reason(reason: Reason) -> FitReason:

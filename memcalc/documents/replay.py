@@ -13,7 +13,7 @@ from memcalc.documents.shared import Gpu, filled
 from memcalc.documents.timeline import component_name
 from memcalc.events.event import Event
 from memcalc.replaying import ReplayComparison, Trial
-from memcalc.snapshots.releases import release_of
+from memcalc.snapshots.verification import release_of
 
 SAMPLES = 200  # points of the memory curve, at most
 

@@ -227,7 +227,7 @@ class FakeQuantizedLinear(Float8Linear, Elementwise):
     def _saved_scales(self, module: str, name: str, shape: Shape, block_size: int) -> tuple[int, ...]:
         """Add storages for the scales that gradients need: 1 / scale, and the scale itself.
 
-        The module keeps its last scale (states/fake_quantization.py), so only a layer that runs on several chunks has
+        The module keeps its last scale (states/persistent.py), so only a layer that runs on several chunks has
         further ones.
         """
         assert self.fake_quantization is not None

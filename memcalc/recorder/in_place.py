@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memcalc.recorder.dense import is_dense
+from memcalc.recorder.storages import is_dense
 
 References = tuple[int, int, int]
 """To a tensor, to its Python object, and to its storage."""

@@ -47,11 +47,10 @@ def sizing_markdown(
 
 
 def _explanation(result: Result, unit: Unit, word: str) -> list[str]:
-    from memcalc.report.tables.explanation import PARAMETERS, RECIPE, chapters
-    from memcalc.report.tables.parameters import parameter_grid
+    from memcalc.report.tables.explanation import PARAMETERS, RECIPE, chapters, parameter_grid
 
     if word == RECIPE:
-        from memcalc.report.tables.recipe import recipe_grid
+        from memcalc.report.tables.explanation import recipe_grid
 
         return markdown_grid(recipe_grid(result.spec))
     if word == PARAMETERS:

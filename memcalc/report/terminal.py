@@ -1,4 +1,4 @@
-"""Draws grids and lists with spaces only, so that they are readable in logs.
+"""Draws grids, lists and bars of letters with spaces only, so that they are readable in logs.
 
 The lines are set here rather than by rich.table, which takes as long for a screen as the whole estimate does.
 """
@@ -6,7 +6,7 @@ The lines are set here rather than by rich.table, which takes as long for a scre
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from memcalc.report.grid import Column, TextTable
@@ -100,3 +100,32 @@ def _wrapped(cell: str, width: int) -> list[str]:
     if cells(cell) <= width:
         return [cell]
     return textwrap.wrap(cell, width, break_on_hyphens=False) or [""]
+
+
+BAR_MARK = "#"
+
+
+def letter_bar(parts: Sequence[tuple[str, int]], width: int) -> str:
+    """Return the letters of `parts` in proportion to their sizes; at least one per part if there is room.
+
+    The cells are dealt by largest remainder, so that they always fill the width.
+    """
+    shown = [(mark, size) for mark, size in parts if size > 0]
+    whole = sum(size for _, size in shown)
+    if not whole or width <= 0:
+        return ""
+    if len(shown) > width:
+        largest = sorted(range(len(shown)), key=lambda i: -shown[i][1])[:width]
+        shown = [shown[i] for i in sorted(largest)]
+        whole = sum(size for _, size in shown)
+    free = width - len(shown)  # one cell each; the rest in proportion
+    cells = [1 + free * size // whole for _, size in shown]
+    remainders = sorted(range(len(shown)), key=lambda i: -(free * shown[i][1] % whole))
+    for i in remainders[: width - sum(cells)]:
+        cells[i] += 1
+    return "".join(mark * length for (mark, _), length in zip(shown, cells, strict=True))
+
+
+def small_bar(size: int, largest: int, width: int) -> str:
+    """Return a bar of one size relative to the largest."""
+    return BAR_MARK * (round(width * size / largest) if largest > 0 else 0)

@@ -13,8 +13,7 @@ from memcalc.layout.parameters import count_parameters
 from memcalc.ledger.result import Result
 from memcalc.ledger.verdict import Verdict, holding_memory
 from memcalc.search.boundary_search import bracket_and_bisect, fit_boundary
-from memcalc.search.lower_bound import is_hopeless
-from memcalc.search.variants import varied, violated_rule
+from memcalc.search.variants import is_hopeless, varied, violated_rule
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.recompute_plan import leaves
 from memcalc.spec.spec import Spec

@@ -16,8 +16,7 @@ from memcalc.ledger.verdict import Answer
 from memcalc.progress import Progress, silent
 from memcalc.search.costs import Costs, Recompute, StepCost
 from memcalc.search.layouts import DEGREES, Layout, Space
-from memcalc.search.lower_bound import is_hopeless
-from memcalc.search.variants import varied
+from memcalc.search.variants import is_hopeless, varied
 from memcalc.spec.hardware.interconnect import System
 from memcalc.spec.spec import Spec
 from memcalc.verdict.judge import judge, size

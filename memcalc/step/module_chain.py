@@ -16,8 +16,8 @@ from memcalc.spec.recompute_plan import Segment
 from memcalc.step.loop import Observer
 from memcalc.step.meta_modules import place_inputs, place_module
 from memcalc.step.module_run import OptimizerFactory, PlacedModule
+from memcalc.step.quantization import sizes_of
 from memcalc.step.recompute import run_plan
-from memcalc.step.sizes import sizes_of
 
 # Passes of each module, in this order; phases are named "PASS NUMBER".
 WARM, FORWARD, BACKWARD, BARE, AGAIN, OPTIMIZER = "warm", "forward", "backward", "bare", "again", "optimizer"

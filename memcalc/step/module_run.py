@@ -15,7 +15,7 @@ from memcalc.ledger.component import Component
 from memcalc.step.loop import Observer
 from memcalc.step.meta_modules import place_inputs, place_module, tensors_in
 from memcalc.step.python_file import own_line
-from memcalc.step.sizes import sizes_of
+from memcalc.step.quantization import sizes_of
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from memcalc.recorder.dense import span
-from memcalc.recorder.storages import identity
+from memcalc.recorder.storages import identity, span
 
 NEVER = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 OURS = frozenset({"aten", "memcalc"})  # operators in these namespaces have outputs that depend on their arguments only

@@ -19,9 +19,8 @@ from memcalc.recorder.recorder import Recorder
 from memcalc.spec.hardware.gpus import GpuSpec
 from memcalc.spec.hardware.kernels import capability
 from memcalc.tracing.cuda_functions import CUDA, CudaFunctions, on_device
-from memcalc.tracing.cuda_kernels import CudaKernels
+from memcalc.tracing.cuda_kernels import CudaKernels, FakeKernels
 from memcalc.tracing.device_reads import DeviceReads
-from memcalc.tracing.fake_kernels import FakeKernels
 from memcalc.tracing.streams import Streams
 
 

@@ -39,7 +39,7 @@ REASONS = {
     "nullcuda/torch_build.py": "no CUDA build of torch",
     "nullcuda/tracing.py": "The process that ran the training step ended unexpectedly",
     "recomputation/selective.py": "an extra of memcalc",
-    "validation/preflight.py": "`measure --headroom`",
+    "validation/single_run.py": "`measure --headroom`",
     "validation/suite.py": "another process that writes the same records",
     "recorder/history.py": "its version lacks a required feature",
     "report/html/html_report.py": "A result could not be written",

@@ -1,9 +1,12 @@
-"""Screen of `fit`: verdict, layouts with costs and memory, largest values, changes."""
+"""Screen of `fit`: verdict, layouts with costs and memory, largest values, changes, and the written file."""
 
 from __future__ import annotations
 
+import shlex
 from itertools import groupby
+from pathlib import Path
 
+from memcalc.exporters.completion import Export
 from memcalc.report.screen import BAD, GOOD, Screen
 from memcalc.report.screens.fit_tables import (
     cost_grid,
@@ -99,3 +102,23 @@ def _draw_nearest(screen: Screen, answer: FitResult, unit: Unit) -> None:
         draw_line(screen, line, 2)
     if answer.changed is not None or answer.reason is not None:
         screen.line()
+
+
+_WIDTH = 78  # of a command's lines, which end in a backslash
+
+
+def written_text(written: Export, file: Path) -> str:
+    """Return where the file is, and the command that reads it with the settings that complete it."""
+    words = iter(written.command(file))
+    lines = [""]
+    for word in words:
+        part = shlex.quote(word)
+        if word in ("--set", "--gpu"):
+            part += f" {shlex.quote(next(words))}"
+        if lines[-1] and len(lines[-1]) + len(part) > _WIDTH:
+            lines.append(f"  {part}")
+        else:
+            lines[-1] += f"{' ' if lines[-1] else ''}{part}"
+    return f"Wrote {file} for {written.program.label}. Add these settings, which it cannot contain:\n" + " \\\n".join(
+        f"  {line}" for line in lines
+    )

@@ -9,12 +9,11 @@ from memcalc.diagnosis.diagnosis import Diagnosis, Finding
 from memcalc.diagnosis.report import LABELS, OutOfMemoryReport
 from memcalc.diagnosis.settings import Advice
 from memcalc.diagnosis.sizes import PrintedSize
-from memcalc.report.bar import letter_bar
 from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import HEADROOM, percent, plural
 from memcalc.report.screen import BAD, Screen
 from memcalc.report.screens.oom_changes import draw_explained
-from memcalc.report.terminal import draw_bar, draw_grid, draw_line, draw_list
+from memcalc.report.terminal import draw_bar, draw_grid, draw_line, draw_list, letter_bar
 from memcalc.units import Unit, format_bytes, format_number
 
 SHOWN = 20  # reports in the list; JSON has them all

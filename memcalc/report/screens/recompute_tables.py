@@ -10,8 +10,8 @@ from memcalc.documents.recompute import peak_place
 from memcalc.recomputation.evaluation import Evaluation
 from memcalc.recomputation.plan import Segment, depth, leaves, recompute_counts
 from memcalc.recomputation.throughput import slow_down
-from memcalc.report.bar import small_bar
 from memcalc.report.grid import Column, TextTable
+from memcalc.report.terminal import small_bar
 from memcalc.units import Unit, format_number
 
 if TYPE_CHECKING:

@@ -10,9 +10,8 @@ from memcalc.report.labels import plural, shortened
 from memcalc.report.screen import BAD, GOOD, UNSURE, Screen, Span
 from memcalc.report.screens.verdict import assumed, because, error_bars, figures, modules_sentence, subject, verdict
 from memcalc.report.tables.breakdown import Breakdown, bar_lines, breakdown, component_grid, folded, host_grid
-from memcalc.report.tables.kv_cache import generation_grid
 from memcalc.report.tables.phases import phase_grid, rank_grid
-from memcalc.report.tables.textbook import short_textbook_grid, textbook_grid
+from memcalc.report.tables.textbook import generation_grid, short_textbook_grid, textbook_grid
 from memcalc.report.terminal import draw_bar, draw_grid, draw_line, draw_list
 from memcalc.units import Unit, format_bytes
 from memcalc.verdict.other_modules import OtherModules
@@ -184,14 +183,13 @@ def _draw_bar(screen: Screen, result: Sizing, unit: Unit, parts: Breakdown | Non
 
 
 def _draw_explanation(screen: Screen, result: Result, unit: Unit, word: str) -> None:
-    from memcalc.report.tables.explanation import PARAMETERS, RECIPE, chapters
-    from memcalc.report.tables.parameters import parameter_grid
+    from memcalc.report.tables.explanation import PARAMETERS, RECIPE, chapters, parameter_grid
 
     if word == PARAMETERS:
         draw_grid(screen, parameter_grid(result.spec.model))
         return
     if word == RECIPE:
-        from memcalc.report.tables.recipe import MODULES_TEXT, recipe_grid
+        from memcalc.report.tables.explanation import MODULES_TEXT, recipe_grid
 
         draw_grid(screen, recipe_grid(result.spec))
         draw_list(screen, "Modules", MODULES_TEXT)

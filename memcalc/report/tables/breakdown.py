@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from memcalc.ledger.result import Sizing
-from memcalc.report.bar import letter_bar
 from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import HEADROOM, REST, label, letter, meaning, percent, rank_text
+from memcalc.report.terminal import letter_bar
 from memcalc.units import Unit, format_bytes, format_number
 
 _MOST_NAMED = 2

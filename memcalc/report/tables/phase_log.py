@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from io import StringIO
 
-from memcalc.events.memory_curve import MemoryCurve
-from memcalc.events.phase_log import PhaseLogLine
+from memcalc.events.memory_curve import MemoryCurve, PhaseLogLine
 from memcalc.report.grid import Column, TextTable
 from memcalc.report.plots.html import html_table
 from memcalc.report.screen import Screen

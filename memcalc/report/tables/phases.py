@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import groupby
 
 from memcalc.ledger.result import RankResult, Sizing
-from memcalc.report.bar import small_bar
 from memcalc.report.grid import Column, TextTable
+from memcalc.report.terminal import small_bar
 from memcalc.units import Unit, format_number
 
 _BAR_WIDTH = 32

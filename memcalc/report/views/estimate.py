@@ -13,9 +13,8 @@ from memcalc.report.plots.palette import OUTSIDE, color
 from memcalc.report.screens.verdict import assumed, because, error_bars, figures, limit_text, subject, verdict
 from memcalc.report.tables.breakdown import breakdown, host_grid
 from memcalc.report.tables.explanation import chapters
-from memcalc.report.tables.kv_cache import generation_grid
 from memcalc.report.tables.phases import rank_grid
-from memcalc.report.tables.textbook import textbook_grid
+from memcalc.report.tables.textbook import generation_grid, textbook_grid
 from memcalc.report.views.sections import Section, list_section, table_section, view
 from memcalc.text import harmless
 from memcalc.units import Unit, format_bytes, format_number
