@@ -29,19 +29,12 @@ _MODEL_PAGE = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([^/?#\
 
 
 class PublishedModel(NamedTuple):
-    """The model of a hub id.
+    """The model of a hub id."""
 
-    Args:
-        hub_id: the id, as spelled where it was found.
-        config: its config.json, or the keys of it that decide memory.
-        origin: where the config was found, as a phrase: "memcalc's catalogue", "the local hub cache", "the hub".
-        entry: the model's entry in the catalogue; None: found elsewhere.
-    """
-
-    hub_id: str
-    config: dict[str, Any]
-    origin: str
-    entry: CatalogueEntry | None = None
+    hub_id: str  # the id, as spelled where it was found
+    config: dict[str, Any]  # its config.json, or the keys of it that decide memory
+    origin: str  # where the config was found, as a phrase: "memcalc's catalogue", "the local hub cache", "the hub"
+    entry: CatalogueEntry | None = None  # the model's entry in the catalogue; None: found elsewhere
 
 
 def is_hub_id(name: str) -> bool:

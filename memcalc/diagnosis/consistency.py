@@ -11,19 +11,12 @@ from memcalc.diagnosis.sizes import NOTHING, PrintedSize, total
 
 
 class Check(NamedTuple):
-    """One relation that must hold between figures.
+    """One relation that must hold between figures."""
 
-    Args:
-        relation: as text, such as "allocated <= reserved".
-        holds: whether it holds.
-        off_bytes: the violation in bytes; 0 if it holds.
-        meaning: what a violation means for the run.
-    """
-
-    relation: str
-    holds: bool
-    off_bytes: int
-    meaning: str
+    relation: str  # as text, such as "allocated <= reserved"
+    holds: bool  # whether it holds
+    off_bytes: int  # the violation in bytes; 0 if it holds
+    meaning: str  # what a violation means for the run
 
 
 def checks(report: OutOfMemoryReport, account: Account) -> tuple[Check, ...]:

@@ -23,21 +23,13 @@ from memcalc.text import harmless
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One report with its interpretation.
+    """One report with its interpretation."""
 
-    Args:
-        report: the message.
-        account: the parts of the device's memory.
-        checks: consistency of the message's figures.
-        cause: of the failure.
-        advice: remedies, the most promising first.
-    """
-
-    report: OutOfMemoryReport
-    account: Account
-    checks: tuple[Check, ...]
-    cause: Cause
-    advice: tuple[Advice, ...]
+    report: OutOfMemoryReport  # the message
+    account: Account  # the parts of the device's memory
+    checks: tuple[Check, ...]  # consistency of the message's figures
+    cause: Cause  # of the failure
+    advice: tuple[Advice, ...]  # remedies, the most promising first
 
 
 @dataclass(frozen=True, slots=True)

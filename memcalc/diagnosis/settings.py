@@ -23,19 +23,12 @@ _VARIABLES = {
 
 
 class Advice(NamedTuple):
-    """One remedy.
+    """One remedy."""
 
-    Args:
-        lever: what to change.
-        effect: of the change, as text.
-        gain_bytes: upper bound of the gain; None if the message has no figures for it.
-        enough: whether that gain would let the request succeed.
-    """
-
-    lever: str
-    effect: str
-    gain_bytes: int | None = None
-    enough: bool | None = None
+    lever: str  # what to change
+    effect: str  # of the change, as text
+    gain_bytes: int | None = None  # upper bound of the gain; None if the message has no figures for it
+    enough: bool | None = None  # whether that gain would let the request succeed
 
 
 def gain_of(account: Account, gain: int) -> tuple[int, bool | None]:

@@ -15,20 +15,14 @@ from memcalc.events.timeline import Timeline
 
 @dataclass(frozen=True)
 class MemoryCurve:
-    """The memory curve of an event stream, optionally with the figures of an allocator replay.
+    """The memory curve of an event stream, optionally with the figures of an allocator replay."""
 
-    Args:
-        timeline: the stream.
-        allocated: allocated bytes after each event (`History.allocated`), with fewer entries than events if the run
-            ran out of memory. None without an allocator replay; then requested bytes are used.
-        reserved: reserved bytes after each event, with the same length.
-        limit: bytes of device memory that the allocator may use.
-    """
-
-    timeline: Timeline
+    timeline: Timeline  # the stream
+    # allocated bytes after each event (`History.allocated`), with fewer entries than events if the run ran out of
+    # memory. None without an allocator replay; then requested bytes are used.
     allocated: Sequence[int] | None = None
-    reserved: Sequence[int] | None = None
-    limit: int | None = None
+    reserved: Sequence[int] | None = None  # reserved bytes after each event, with the same length
+    limit: int | None = None  # bytes of device memory that the allocator may use
 
     @property
     def totals(self) -> Sequence[int]:

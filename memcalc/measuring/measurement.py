@@ -42,71 +42,40 @@ class MeasuredPhase:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredDevice:
-    """The device of a measurement.
+    """The device of a measurement."""
 
-    Args:
-        kind: "cpu", "cuda", or "null cuda": PyTorch's CUDA build on accounting-only stub libraries.
-        identifier: "cpu", "cuda:0" or "null:<gpu>".
-        name: name that the driver reports.
-        total_bytes: for a GPU, memory that PyTorch can allocate from.
-        driver: for a GPU, CUDA version of the driver.
-        release: for a GPU, version of the driver: "570.86.15".
-        others_bytes: bytes that all processes used before the run; None if nothing reports them.
-        context_bytes: bytes of the CUDA context before any allocation; None on a CPU.
-        source: source of device_bytes: "nvml", "driver" (cudaMemGetInfo), or None on a CPU.
-    """
-
-    kind: str
-    identifier: str
-    name: str
-    total_bytes: int | None = None
-    driver: str | None = None
-    release: str | None = None
-    others_bytes: int | None = None
-    context_bytes: int | None = None
-    source: str | None = None
+    kind: str  # "cpu", "cuda", or "null cuda": PyTorch's CUDA build on accounting-only stub libraries
+    identifier: str  # "cpu", "cuda:0" or "null:<gpu>"
+    name: str  # name that the driver reports
+    total_bytes: int | None = None  # for a GPU, memory that PyTorch can allocate from
+    driver: str | None = None  # for a GPU, CUDA version of the driver
+    release: str | None = None  # for a GPU, version of the driver: "570.86.15"
+    others_bytes: int | None = None  # bytes that all processes used before the run; None if nothing reports them
+    context_bytes: int | None = None  # bytes of the CUDA context before any allocation; None on a CPU
+    source: str | None = None  # source of device_bytes: "nvml", "driver" (cudaMemGetInfo), or None on a CPU
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """A measured run.
+    """A measured run."""
 
-    Args:
-        spec: the run.
-        steps: requested optimizer steps.
-        device: the device.
-        versions: versions of Python, torch, CUDA, its libraries and transformers.
-        allocator: settings of the caching allocator in the environment; "" if there are none.
-        command: the command as typed.
-        date: UTC, ISO 8601.
-        phases: the phases in the order of the run.
-        parameters: elements of all nn.Parameters, tied weights counted once.
-        trainable: elements of the trained nn.Parameters.
-        buffers: elements of all buffers.
-        outcome: "done" or "out of memory".
-        message: PyTorch's error message if the run ran out of memory.
-        rank: index of this rank; 0 on one rank.
-        ranks: number of ranks.
-        events: every allocation and free, attributed.
-        seconds: host time by part: "device" (its context), "build", "steps", "again" (the instrumented run), "all".
-    """
-
-    spec: Spec
-    steps: int
-    device: MeasuredDevice
-    versions: dict[str, str]
-    allocator: str
-    command: str
-    date: str
-    phases: tuple[MeasuredPhase, ...]
-    parameters: int
-    trainable: int
-    buffers: int
-    outcome: str = DONE
-    message: str | None = None
-    rank: int = 0
-    ranks: int = 1
-    events: tuple[Event, ...] = field(default=(), repr=False)
+    spec: Spec  # the run
+    steps: int  # requested optimizer steps
+    device: MeasuredDevice  # the device
+    versions: dict[str, str]  # versions of Python, torch, CUDA, its libraries and transformers
+    allocator: str  # settings of the caching allocator in the environment; "" if there are none
+    command: str  # the command as typed
+    date: str  # UTC, ISO 8601
+    phases: tuple[MeasuredPhase, ...]  # the phases in the order of the run
+    parameters: int  # elements of all nn.Parameters, tied weights counted once
+    trainable: int  # elements of the trained nn.Parameters
+    buffers: int  # elements of all buffers
+    outcome: str = DONE  # "done" or "out of memory"
+    message: str | None = None  # PyTorch's error message if the run ran out of memory
+    rank: int = 0  # index of this rank; 0 on one rank
+    ranks: int = 1  # number of ranks
+    events: tuple[Event, ...] = field(default=(), repr=False)  # every allocation and free, attributed
+    # host time by part: "device" (its context), "build", "steps", "again" (the instrumented run), "all"
     seconds: dict[str, float] = field(default_factory=dict, compare=False)
 
     @property

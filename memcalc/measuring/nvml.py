@@ -18,17 +18,11 @@ SECONDS = 20.0  # nvidia-smi answers faster, unless the driver hangs
 
 
 class View(NamedTuple):
-    """State of a GPU at one time.
+    """State of a GPU at one time."""
 
-    Args:
-        used_bytes: bytes used by all processes, without the driver's own reservation.
-        other_pids: ids of other processes that have memory on it.
-        release: version of the driver.
-    """
-
-    used_bytes: int
-    other_pids: tuple[int, ...]
-    release: str
+    used_bytes: int  # bytes used by all processes, without the driver's own reservation
+    other_pids: tuple[int, ...]  # ids of other processes that have memory on it
+    release: str  # version of the driver
 
     @property
     def busy(self) -> bool:

@@ -17,17 +17,11 @@ from memcalc.spec.hardware.interconnect import system_of
 
 
 class Offload(NamedTuple):
-    """Blocks with offloaded activations.
+    """Blocks with offloaded activations."""
 
-    Args:
-        blocks: their positions.
-        freed_bytes: not kept on the GPU at the end of forward.
-        waited_seconds: exposed copy time in forward and backward together.
-    """
-
-    blocks: tuple[int, ...]
-    freed_bytes: int
-    waited_seconds: float
+    blocks: tuple[int, ...]  # their positions
+    freed_bytes: int  # not kept on the GPU at the end of forward
+    waited_seconds: float  # exposed copy time in forward and backward together
 
 
 def offload(chain: Chain, wanted_bytes: int, bytes_per_second: float, flops_per_second: float) -> Offload | None:
@@ -60,38 +54,25 @@ HOST_BYTES_PER_SECOND = 25 * 10**9  # a default, not a measurement: what PCIe 4.
 
 
 class Gain(NamedTuple):
-    """Gain from recomputation.
+    """Gain from recomputation."""
 
-    Args:
-        without: the largest micro-batch without recomputation; 0: none.
-        most: the largest micro-batch for which a plan fits.
-        slow_down: time per sequence at `most`, relative to no recomputation, by FLOPs.
-        pays_below: fraction of its peak rate that the GPU reaches at `without`, below which the larger batch has the
-            higher throughput; None: never, or there is nothing to compare.
-        replayed: whether both micro-batches, and the next larger ones, have verdicts; else they are estimated.
-    """
-
-    without: int
-    most: int
-    slow_down: float
+    without: int  # the largest micro-batch without recomputation; 0: none
+    most: int  # the largest micro-batch for which a plan fits
+    slow_down: float  # time per sequence at `most`, relative to no recomputation, by FLOPs
+    # fraction of its peak rate that the GPU reaches at `without`, below which the larger batch has the higher
+    # throughput; None: never, or there is nothing to compare
     pays_below: float | None
-    replayed: bool
+    replayed: bool  # whether both micro-batches, and the next larger ones, have verdicts; else they are estimated
 
 
 class OffloadAlternative(NamedTuple):
-    """Offload of activations to the host, for the same budget.
+    """Offload of activations to the host, for the same budget."""
 
-    Args:
-        offload: the offloaded layers, and the exposed copy time; None: offloading all of them is not enough.
-        step_seconds: of a step without waiting, at the GPU's peak rate.
-        bytes_per_second: of the link to the host, each way.
-        node_ranks: ranks of the run on one node.
-    """
-
+    # the offloaded layers, and the exposed copy time; None: offloading all of them is not enough
     offload: Offload | None
-    step_seconds: float
-    bytes_per_second: int
-    node_ranks: int
+    step_seconds: float  # of a step without waiting, at the GPU's peak rate
+    bytes_per_second: int  # of the link to the host, each way
+    node_ranks: int  # ranks of the run on one node
 
     @property
     def host_bytes_per_rank(self) -> int:

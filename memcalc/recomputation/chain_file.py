@@ -43,51 +43,31 @@ class _ChainReader(BaseModel):
 
 
 class BlockSizes(_ChainReader):
-    """One block, or several identical ones; see `memcalc.recomputation.chain.simple_block`.
+    """One block, or several identical ones; see `memcalc.recomputation.chain.simple_block`."""
 
-    Args:
-        name: of the block; numbered if there are several.
-        count: number of identical blocks.
-        input: bytes of the input.
-        inside: bytes saved for backward, other than input and output.
-        output: bytes of the output.
-        flops: of one forward.
-        left: bytes of its parameters' gradients.
-        temporary: bytes of temporaries in forward and backward.
-        recomputable: whether it may be recomputed.
-    """
-
-    name: str = "block"
-    count: Annotated[int, Field(ge=1, le=10_000)] = 1
-    input: Size
-    inside: Size = 0
-    output: Size
-    flops: Annotated[float, Field(ge=0, le=MOST_FLOPS)] = 0
-    left: Size = 0
-    temporary: Size = 0
-    recomputable: bool = True
+    name: str = "block"  # of the block; numbered if there are several
+    count: Annotated[int, Field(ge=1, le=10_000)] = 1  # number of identical blocks
+    input: Size  # bytes of the input
+    inside: Size = 0  # bytes saved for backward, other than input and output
+    output: Size  # bytes of the output
+    flops: Annotated[float, Field(ge=0, le=MOST_FLOPS)] = 0  # of one forward
+    left: Size = 0  # bytes of its parameters' gradients
+    temporary: Size = 0  # bytes of temporaries in forward and backward
+    recomputable: bool = True  # whether it may be recomputed
 
 
 class ChainSizes(_ChainReader):
     """Blocks in forward order; or one of several branches that read `input` and are joined.
 
     With `batch`, all sizes except `resident` and `left` are per sample, and so are FLOPs.
-
-    Args:
-        batch: number of samples.
-        resident: bytes allocated throughout.
-        blocks: of the chain, or of one branch.
-        branches: number of identical branches.
-        input: bytes of the input that all branches read.
-        joined: blocks from the concatenation of the branches on.
     """
 
-    batch: Annotated[int, Field(ge=1, le=2**31)] = 1
-    resident: Size = 0
-    blocks: Annotated[list[BlockSizes], Field(min_length=1)]
-    branches: Annotated[int, Field(ge=1, le=10_000)] = 1
-    input: Size = 0
-    joined: list[BlockSizes] = []
+    batch: Annotated[int, Field(ge=1, le=2**31)] = 1  # number of samples
+    resident: Size = 0  # bytes allocated throughout
+    blocks: Annotated[list[BlockSizes], Field(min_length=1)]  # of the chain, or of one branch
+    branches: Annotated[int, Field(ge=1, le=10_000)] = 1  # number of identical branches
+    input: Size = 0  # bytes of the input that all branches read
+    joined: list[BlockSizes] = []  # blocks from the concatenation of the branches on
 
 
 class ChainFile(_ChainReader):
@@ -106,19 +86,12 @@ class PlannedChain(NamedTuple):
 
 
 class ChainBudget(NamedTuple):
-    """The memory budget of a chain on a GPU, from recorded runs: a chain has no requests to replay.
+    """The memory budget of a chain on a GPU, from recorded runs: a chain has no requests to replay."""
 
-    Args:
-        usable_bytes: usable memory of the GPU, minus its context.
-        ratio: maximum ratio of reserved to allocated memory of recorded runs.
-        runs: number of recorded runs.
-        run_type: type of runs.
-    """
-
-    usable_bytes: int
-    ratio: float
-    runs: int
-    run_type: str
+    usable_bytes: int  # usable memory of the GPU, minus its context
+    ratio: float  # maximum ratio of reserved to allocated memory of recorded runs
+    runs: int  # number of recorded runs
+    run_type: str  # type of runs
 
 
 class ChainPlanning(NamedTuple):
@@ -159,17 +132,11 @@ def describes_chain(path: str) -> bool:
 
 
 class DescribedChain(NamedTuple):
-    """A chain file after parsing.
+    """A chain file after parsing."""
 
-    Args:
-        path: of the file, for messages.
-        name: of the chain.
-        sizes: of its blocks.
-    """
-
-    path: str
-    name: str
-    sizes: ChainSizes
+    path: str  # of the file, for messages
+    name: str  # of the chain
+    sizes: ChainSizes  # of its blocks
 
     def chain(self, batch: int | None = None) -> Chain:
         """Return the chain with `batch` samples; None: the number in the file."""

@@ -28,19 +28,12 @@ STEP = 2  # the steady state, with the optimizer state allocated
 
 
 class ConfigChain(NamedTuple):
-    """The chain of a configuration, and the positions of its layers.
+    """The chain of a configuration, and the positions of its layers."""
 
-    Args:
-        spec: the configuration, without recomputation.
-        chain: its blocks.
-        first: the block of layer 0.
-        stop: the block after the last layer.
-    """
-
-    spec: Spec
-    chain: Chain
-    first: int
-    stop: int
+    spec: Spec  # the configuration, without recomputation
+    chain: Chain  # its blocks
+    first: int  # the block of layer 0
+    stop: int  # the block after the last layer
 
     def recompute(self, items: Segment) -> list[Any] | str:
         """Return a plan in the syntax of `training.recompute`."""

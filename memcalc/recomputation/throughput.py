@@ -11,21 +11,13 @@ from typing import NamedTuple
 
 
 class Machine(NamedTuple):
-    """The hardware of a step; rates are given or measured, never guessed.
+    """The hardware of a step; rates are given or measured, never guessed."""
 
-    Args:
-        flops_per_second: a GPU's rate under full load.
-        half_batch: the micro-batch at which it reaches half of that; 0: full rate at any batch.
-        ranks: data-parallel ranks.
-        link_bytes_per_second: that a rank sends in the ring.
-        fixed_seconds: of a step, independent of the batch: the optimizer's update, the host.
-    """
-
-    flops_per_second: float
-    half_batch: float = 0.0
-    ranks: int = 1
-    link_bytes_per_second: float = float("inf")
-    fixed_seconds: float = 0.0
+    flops_per_second: float  # a GPU's rate under full load
+    half_batch: float = 0.0  # the micro-batch at which it reaches half of that; 0: full rate at any batch
+    ranks: int = 1  # data-parallel ranks
+    link_bytes_per_second: float = float("inf")  # that a rank sends in the ring
+    fixed_seconds: float = 0.0  # of a step, independent of the batch: the optimizer's update, the host
 
 
 def step_seconds(machine: Machine, batch: int, forward_flops: int, again_flops: int, gradient_bytes: int) -> float:

@@ -26,17 +26,12 @@ aten = torch.ops.aten
 
 
 class InPlaceForm(NamedTuple):
-    """The in-place form of an operator.
+    """The in-place form of an operator."""
 
-    Args:
-        operator: the in-place operator.
-        more: additional arguments that it needs.
-        nodes: name prefixes of the backward nodes that apply it to their own zeros; (): autograd's engine
-            applies it to a gradient.
-    """
-
-    operator: Any
-    more: tuple[Any, ...] = ()
+    operator: Any  # the in-place operator
+    more: tuple[Any, ...] = ()  # additional arguments that it needs
+    # name prefixes of the backward nodes that apply it to their own zeros; (): autograd's engine applies it to a
+    # gradient
     nodes: tuple[str, ...] = ()
 
 

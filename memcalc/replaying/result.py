@@ -18,19 +18,12 @@ from memcalc.spec.hardware.gpus import GpuSpec
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One allocator with one setting.
+    """One allocator with one setting."""
 
-    Args:
-        policy: name of the allocator.
-        config: its settings.
-        result: of the replay; None if the allocator cannot run.
-        refused: why it cannot run; "" if it can.
-    """
-
-    policy: str
-    config: str
-    result: ReplayResult | None
-    refused: str = ""
+    policy: str  # name of the allocator
+    config: str  # its settings
+    result: ReplayResult | None  # of the replay; None if the allocator cannot run
+    refused: str = ""  # why it cannot run; "" if it can
 
 
 @dataclass(frozen=True, slots=True)

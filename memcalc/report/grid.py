@@ -17,25 +17,15 @@ class Column(NamedTuple):
 
 
 class TextTable(NamedTuple):
-    """A titled table.
+    """A titled table."""
 
-    Args:
-        title: above it; empty: none.
-        columns: with their heads.
-        rows: of texts.
-        strong: the bold rows.
-        letters: whether column 0 has the letters of the bar.
-        head: whether the heads are shown.
-        legend: the meaning of its letters, below it; empty: it has none.
-    """
-
-    title: str
-    columns: tuple[Column, ...]
-    rows: Sequence[tuple[str, ...]]
-    strong: frozenset[int] = frozenset()
-    letters: bool = False
-    head: bool = True
-    legend: str = ""
+    title: str  # above it; empty: none
+    columns: tuple[Column, ...]  # with their heads
+    rows: Sequence[tuple[str, ...]]  # of texts
+    strong: frozenset[int] = frozenset()  # the bold rows
+    letters: bool = False  # whether column 0 has the letters of the bar
+    head: bool = True  # whether the heads are shown
+    legend: str = ""  # the meaning of its letters, below it; empty: it has none
 
 
 def markdown_grid(grid: TextTable) -> list[str]:

@@ -26,17 +26,11 @@ MICRO_BATCHES = (1, 2, 4, 8, 16)
 
 
 class Ranked(NamedTuple):
-    """A layout that fits, with its cheapest micro-batch and recomputation.
+    """A layout that fits, with its cheapest micro-batch and recomputation."""
 
-    Args:
-        spec: the layout.
-        costs: seconds of one optimizer step.
-        device_bytes: memory of a GPU.
-    """
-
-    spec: Spec
-    costs: Costs
-    device_bytes: int
+    spec: Spec  # the layout
+    costs: Costs  # seconds of one optimizer step
+    device_bytes: int  # memory of a GPU
 
 
 class BatchChoice(NamedTuple):

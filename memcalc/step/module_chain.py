@@ -24,19 +24,12 @@ WARM, FORWARD, BACKWARD, BARE, AGAIN, OPTIMIZER = "warm", "forward", "backward",
 
 
 class ModuleSizes(NamedTuple):
-    """Sizes of a module that do not depend on the point in the step.
+    """Sizes of a module that do not depend on the point in the step."""
 
-    Args:
-        input_bytes: bytes of its input tensor.
-        output_bytes: bytes of its output tensor.
-        left_bytes: bytes of each parameter's gradient.
-        flops: FLOPs of its forward's matmuls.
-    """
-
-    input_bytes: int
-    output_bytes: int
-    left_bytes: tuple[int, ...]
-    flops: int
+    input_bytes: int  # bytes of its input tensor
+    output_bytes: int  # bytes of its output tensor
+    left_bytes: tuple[int, ...]  # bytes of each parameter's gradient
+    flops: int  # FLOPs of its forward's matmuls
 
 
 class _End(torch.autograd.Function):

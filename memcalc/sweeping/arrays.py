@@ -154,19 +154,12 @@ class Sizers:
 
 
 class _Highest(NamedTuple):
-    """The peaks of a span.
+    """The peaks of a span."""
 
-    Args:
-        points: the points of its requests that may be the peak.
-        mask: bits of the span's phases.
-        first: whether it is the first backward of the run.
-        chosen: index of each batch's point. [n]
-    """
-
-    points: list[tuple[RecordedPasses, IntervalPeak]]
-    mask: int
-    first: bool
-    chosen: Indices
+    points: list[tuple[RecordedPasses, IntervalPeak]]  # the points of its requests that may be the peak
+    mask: int  # bits of the span's phases
+    first: bool  # whether it is the first backward of the run
+    chosen: Indices  # index of each batch's point. [n]
 
 
 class StageSums:

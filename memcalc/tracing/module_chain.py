@@ -46,17 +46,11 @@ class MeasuredModule(NamedTuple):
 
 
 class MeasuredModules(NamedTuple):
-    """A chain of measured modules.
+    """A chain of measured modules."""
 
-    Args:
-        modules: in order.
-        resident_bytes: bytes of parameters, buffers, optimizer states and library workspaces.
-        step_top: peak of the optimizer step, without resident bytes, gradients and the first input.
-    """
-
-    modules: tuple[MeasuredModule, ...]
-    resident_bytes: int
-    step_top: int
+    modules: tuple[MeasuredModule, ...]  # in order
+    resident_bytes: int  # bytes of parameters, buffers, optimizer states and library workspaces
+    step_top: int  # peak of the optimizer step, without resident bytes, gradients and the first input
 
 
 class _Level(NamedTuple):

@@ -26,17 +26,11 @@ from memcalc.tracing.streams import Streams
 
 @dataclass(frozen=True)
 class Session:
-    """A recording and its device.
+    """A recording and its device."""
 
-    Args:
-        device: the device to create tensors on.
-        recorder: records everything inside the session.
-        functions: the mode for Python functions; None on a real device.
-    """
-
-    device: torch.device
-    recorder: Recorder
-    functions: CudaFunctions | DeviceReads | None
+    device: torch.device  # the device to create tensors on
+    recorder: Recorder  # records everything inside the session
+    functions: CudaFunctions | DeviceReads | None  # the mode for Python functions; None on a real device
 
     @property
     def readbacks(self) -> int:

@@ -30,27 +30,16 @@ from memcalc.validation.workers import worker_for
 
 @dataclass(frozen=True)
 class MeasureOptions:
-    """Options of a measurement.
+    """Options of a measurement."""
 
-    Args:
-        device: "cuda", "cuda:1", "cpu", or "null:<gpu>"; None: the GPU.
-        steps: optimizer steps.
-        record: file that the record is appended to.
-        alloc_conf: PYTORCH_CUDA_ALLOC_CONF of the run; "": as in the environment.
-        python: for a null device, an interpreter with a CUDA build of torch.
-        headroom: reject a run if its estimate exceeds the device's memory.
-        force: run it nevertheless, also on a busy device.
-        warn: called with the reason that `force` overrides.
-    """
-
-    device: str | None = None
-    steps: int = 3
-    record: str | Path | None = None
-    alloc_conf: str = ""
-    python: str | None = None
-    headroom: bool = False
-    force: bool = False
-    warn: Callable[[str], None] | None = None
+    device: str | None = None  # "cuda", "cuda:1", "cpu", or "null:<gpu>"; None: the GPU
+    steps: int = 3  # optimizer steps
+    record: str | Path | None = None  # file that the record is appended to
+    alloc_conf: str = ""  # PYTORCH_CUDA_ALLOC_CONF of the run; "": as in the environment
+    python: str | None = None  # for a null device, an interpreter with a CUDA build of torch
+    headroom: bool = False  # reject a run if its estimate exceeds the device's memory
+    force: bool = False  # run it nevertheless, also on a busy device
+    warn: Callable[[str], None] | None = None  # called with the reason that `force` overrides
 
 
 def measure_run(spec: Spec, options: MeasureOptions) -> Measurement:

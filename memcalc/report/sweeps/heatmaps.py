@@ -16,38 +16,24 @@ from memcalc.sweeping.verdict_terms import DOES_NOT_FIT, FITS, UNJUDGED
 
 
 class Boundary(NamedTuple):
-    """The fit boundary of a row of a map, by columns.
+    """The fit boundary of a row of a map, by columns."""
 
-    Args:
-        fits: the last one that fits before the first that does not; None: there is none.
-        close: the last one behind it that is close, before the first that does not fit; None: there is none.
-    """
-
-    fits: int | None
-    close: int | None
+    fits: int | None  # the last one that fits before the first that does not; None: there is none
+    close: int | None  # the last one behind it that is close, before the first that does not fit; None: there is none
 
 
 @dataclass(frozen=True, slots=True)
 class HeatMap:
-    """One map. Arrays are [rows, columns].
+    """One map. Arrays are [rows, columns]."""
 
-    Args:
-        other_axes: the values of the axes that span other maps: "recompute = full".
-        rows: what each row is; one without a name where a single axis varies.
-        columns: what each column is.
-        numbers: of the configurations in the table.
-        fraction: device memory over usable memory of the GPU, or over the largest of all where no GPU is given.
-        verdict: numbers of `Table.answers`; what is valid fits where no GPU is given.
-        valid: whether the rules of each hold.
-    """
-
-    other_axes: str
-    rows: list[str]
-    columns: list[str]
-    numbers: npt.NDArray[np.int64]
+    other_axes: str  # the values of the axes that span other maps: "recompute = full"
+    rows: list[str]  # what each row is; one without a name where a single axis varies
+    columns: list[str]  # what each column is
+    numbers: npt.NDArray[np.int64]  # of the configurations in the table
+    # device memory over usable memory of the GPU, or over the largest of all where no GPU is given
     fraction: npt.NDArray[np.float64]
-    verdict: npt.NDArray[np.int8]
-    valid: npt.NDArray[np.bool_]
+    verdict: npt.NDArray[np.int8]  # numbers of `Table.answers`; what is valid fits where no GPU is given
+    valid: npt.NDArray[np.bool_]  # whether the rules of each hold
 
     def boundaries(self) -> list[Boundary]:
         """Return the fit boundary of each row."""

@@ -19,15 +19,10 @@ WIDTH = 100  # of the table as text
 
 @dataclass(frozen=True, repr=False)
 class PhaseLog:
-    """The phases of a run as a table; iterate over it for the lines.
+    """The phases of a run as a table; iterate over it for the lines."""
 
-    Args:
-        lines: one for the baseline and one for each phase, in order, in bytes.
-        grid: the table, in which identical micro-batches share a line.
-    """
-
-    lines: tuple[PhaseLogLine, ...]
-    grid: TextTable
+    lines: tuple[PhaseLogLine, ...]  # one for the baseline and one for each phase, in order, in bytes
+    grid: TextTable  # the table, in which identical micro-batches share a line
 
     @classmethod
     def of(cls, curve: MemoryCurve, unit: Unit) -> PhaseLog:

@@ -23,17 +23,11 @@ from memcalc.units import Unit, format_number
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """A recorded run.
+    """A recorded run."""
 
-    Args:
-        timeline: what happened.
-        history: the same through PyTorch's allocator, where the device has one.
-        limit: bytes that the GPU has for the allocator, where one is named.
-    """
-
-    timeline: Timeline
-    history: History | None = None
-    limit: int | None = None
+    timeline: Timeline  # what happened
+    history: History | None = None  # the same through PyTorch's allocator, where the device has one
+    limit: int | None = None  # bytes that the GPU has for the allocator, where one is named
 
     @property
     def curve(self) -> MemoryCurve:
