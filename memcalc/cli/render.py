@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from memcalc.cli.output import print_json, print_text
 from memcalc.ledger.result import Result
-from memcalc.report.grid import TextTable, markdown_grid
+from memcalc.report.screen import TextTable, markdown_grid
 from memcalc.units import Unit
 
 if TYPE_CHECKING:
@@ -94,7 +94,6 @@ def print_listing(form: str, rows: list[dict[str, Any]], grid: TextTable) -> Non
     elif form == "markdown":
         print_text("\n".join(markdown_grid(grid)).rstrip())
     else:
-        from memcalc.report.screen import make_screen
-        from memcalc.report.terminal import draw_grid
+        from memcalc.report.screen import draw_grid, make_screen
 
         draw_grid(make_screen(), grid)

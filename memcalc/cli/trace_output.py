@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from memcalc.cli.output import print_json, print_text
 from memcalc.errors import InputError
 from memcalc.ledger.result import ModuleResult, Result
-from memcalc.report.grid import markdown_grid
+from memcalc.report.screen import markdown_grid
 from memcalc.units import Unit
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from memcalc.ledger.result import ModuleResult, Result
-from memcalc.report.grid import Column, TextTable, markdown_grid
 from memcalc.report.labels import shortened
+from memcalc.report.screen import Column, TextTable, markdown_grid
 from memcalc.report.screens.sizing import published_grid
 from memcalc.report.screens.verdict import assumed, because, error_bars, figures, subject, verdict
 from memcalc.report.tables.breakdown import component_grid

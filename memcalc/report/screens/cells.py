@@ -9,10 +9,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, fields
 
 from memcalc.cells.cell import CellResult, GridCell, GridCells
-from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import plural
-from memcalc.report.screen import Screen
-from memcalc.report.terminal import draw_grid, draw_line
+from memcalc.report.screen import Column, Screen, TextTable, draw_grid, draw_line, numeric
 from memcalc.sweeping.grid import written
 from memcalc.units import Unit, format_number
 
@@ -76,8 +74,7 @@ def _headline(cells: GridCells) -> str:
 def cells_grid(title: str, cells: GridCells, shown: Iterable[GridCell], unit: Unit) -> TextTable:
     """Return one row for each cell."""
     axes = [Column(field, right=True) for field in cells.fields]
-    figures = (f"allocated {unit}", "reserved", "device", "headroom")
-    columns = (*axes, *(Column(head, right=True) for head in figures), Column(""))
+    columns = (*axes, *numeric(f"allocated {unit}", "reserved", "device", "headroom"), Column(""))
     rows, strong = [], set()
     for number, cell in enumerate(shown):
         answer = _answer(cell)

@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 
 from memcalc.exporters.completion import Export
-from memcalc.report.screen import BAD, GOOD, Screen
+from memcalc.report.screen import BAD, GOOD, Screen, draw_grid, draw_line, draw_list
 from memcalc.report.screens.fit_tables import (
     cost_grid,
     gpu_grid,
@@ -32,7 +32,6 @@ from memcalc.report.screens.fit_text import (
     unchanged_sentence,
 )
 from memcalc.report.screens.sizing import VERDICT_STYLES
-from memcalc.report.terminal import draw_grid, draw_line, draw_list
 from memcalc.search.result import FitResult
 from memcalc.units import Unit
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from memcalc.catalogue.shipped import CatalogueEntry
 from memcalc.layout.parameters import count_parameters
-from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import count
+from memcalc.report.screen import Column, TextTable, numeric
 from memcalc.spec.hardware.gpus import all_gpus
 from memcalc.spec.loading import load
 from memcalc.spec.model_families.conversion import has_family_formulas, known_families
@@ -55,7 +55,7 @@ def model_grid(rows: list[dict[str, Any]]) -> TextTable:
         for row in rows
     ]
     heads = ("parameters", "l", "d", "h", "kv heads", "V", "experts")
-    return TextTable("", (Column("preset"), *(Column(head, right=True) for head in heads)), cells)
+    return TextTable("", (Column("preset"), *numeric(*heads)), cells)
 
 
 def family_list() -> str:
@@ -91,8 +91,9 @@ def gpu_table(rows: list[dict[str, Any]], unit: Unit) -> TextTable:
         )
         for row in rows
     ]
-    heads = (f"sold as {unit}", "nvidia-smi", "usable")
-    return TextTable("", (Column("GPU"), Column("", wrap=True), *(Column(head, right=True) for head in heads)), cells)
+    return TextTable(
+        "", (Column("GPU"), Column("", wrap=True), *numeric(f"sold as {unit}", "nvidia-smi", "usable")), cells
+    )
 
 
 MOST_ROWS = 20  # of a search without --all

@@ -5,14 +5,12 @@ from __future__ import annotations
 from io import StringIO
 
 from memcalc.ledger.result import ModuleResult, Result, Sizing
-from memcalc.report.grid import TextTable
 from memcalc.report.labels import plural, shortened
-from memcalc.report.screen import BAD, GOOD, UNSURE, Screen, Span
+from memcalc.report.screen import BAD, GOOD, UNSURE, Screen, Span, TextTable, draw_bar, draw_grid, draw_line, draw_list
 from memcalc.report.screens.verdict import assumed, because, error_bars, figures, modules_sentence, subject, verdict
 from memcalc.report.tables.breakdown import Breakdown, bar_lines, breakdown, component_grid, folded, host_grid
 from memcalc.report.tables.phases import phase_grid, rank_grid
 from memcalc.report.tables.textbook import generation_grid, short_textbook_grid, textbook_grid
-from memcalc.report.terminal import draw_bar, draw_grid, draw_line, draw_list
 from memcalc.units import Unit, format_bytes
 from memcalc.verdict.other_modules import OtherModules
 from memcalc.verdict.reasons import Reason

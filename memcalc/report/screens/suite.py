@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memcalc.documents.measure import missed, off_by
-from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import label, plural, signed_percent
-from memcalc.report.screen import Screen
-from memcalc.report.terminal import draw_grid, draw_line, draw_list
+from memcalc.report.screen import Column, Screen, TextTable, draw_grid, draw_line, draw_list, numeric
 from memcalc.validation.record_comparison import RecordComparison, operator_differences, run_of
 from memcalc.validation.suite import SuiteOutcome
 from memcalc.validation.summary import PredictedRecord, PredictionErrors, errors_of, summary
@@ -51,12 +49,7 @@ def miss_grid(misses: list[PredictedRecord], trace: str) -> TextTable:
         )
         for run in misses
     ]
-    columns = (
-        Column("run", wrap=True),
-        Column("bytes", right=True),
-        Column("share", right=True),
-        Column("by operator", wrap=True),
-    )
+    columns = (Column("run", wrap=True), *numeric("bytes", "share"), Column("by operator", wrap=True))
     return TextTable(f"Peaks that differ: trace on {trace} minus measured", columns, rows)
 
 
@@ -72,8 +65,7 @@ def error_grid(errors: Sequence[PredictionErrors], prediction: str = "estimate")
         )
         for each in errors
     ]
-    heads = ("runs", "median", "p95", "worst", "under", "exact")
-    columns = (Column(f"{prediction} minus measured"), *(Column(head, right=True) for head in heads))
+    columns = (Column(f"{prediction} minus measured"), *numeric("runs", "median", "p95", "worst", "under", "exact"))
     strong = frozenset(at for at, each in enumerate(errors) if each.name in ("allocated", "reserved", "device"))
     return TextTable(f"Errors of the {prediction} (components: share of the run's peak)", columns, rows, strong)
 
@@ -84,7 +76,7 @@ def largest_grid(outcome: SuiteOutcome) -> TextTable:
         (search.overrides, *("-" if size is None else str(size) for size in (search.predicted, search.found)))
         for search in outcome.largest
     ]
-    columns = (Column("run", wrap=True), Column("predicted", right=True), Column("found", right=True))
+    columns = (Column("run", wrap=True), *numeric("predicted", "found"))
     return TextTable("Largest micro-batch that fits", columns, rows)
 
 

@@ -13,8 +13,8 @@ from memcalc.layout.parameters import parameter_table
 from memcalc.ledger.component import Component
 from memcalc.ledger.result import Result
 from memcalc.ledger.row import Row
-from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import label, meaning
+from memcalc.report.screen import Column, TextTable, numeric
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.recipes import DTYPE_BYTES, RECIPES, Recipe
 from memcalc.spec.spec import Spec
@@ -157,8 +157,9 @@ def parameter_grid(model: ModelSpec) -> TextTable:
     ]
     rows.append(("all parameters", "", "", "", f"{sum(row.total for row in table):,}"))
     columns = (Column("module", wrap=True), Column("shape", wrap=True))
-    numbers = (Column("parameters", right=True), Column("×", right=True), Column("total", right=True))
-    return TextTable("Parameters by module", (*columns, *numbers), rows, frozenset({len(rows) - 1}))
+    return TextTable(
+        "Parameters by module", (*columns, *numeric("parameters", "×", "total")), rows, frozenset({len(rows) - 1})
+    )
 
 
 def recipe_grid(spec: Spec) -> TextTable:
@@ -173,8 +174,7 @@ def recipe_grid(spec: Spec) -> TextTable:
         )
         for name, recipe in RECIPES.items()
     ]
-    heads = ("weights", "gradients", "in fp32", "master", "moments", "total")
-    columns = (Column("recipe"), *(Column(head, right=True) for head in heads))
+    columns = (Column("recipe"), *numeric("weights", "gradients", "in fp32", "master", "moments", "total"))
     strong = frozenset(number for number, name in enumerate(RECIPES) if name == spec.training.recipe)
     title = f"Recipes: bytes per parameter under Adam, in {dtype}"
     return TextTable(title, (*columns, Column("imitates", wrap=True)), rows, strong)

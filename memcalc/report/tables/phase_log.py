@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from io import StringIO
 
 from memcalc.events.memory_curve import MemoryCurve, PhaseLogLine
-from memcalc.report.grid import Column, TextTable
 from memcalc.report.plots.html import html_table
-from memcalc.report.screen import Screen
+from memcalc.report.screen import Column, Screen, TextTable, draw_grid, numeric
 from memcalc.report.tables.phases import PEAK_MARK
-from memcalc.report.terminal import draw_grid
 from memcalc.units import Unit, format_number
 
 WIDTH = 100  # of the table as text
@@ -72,9 +70,11 @@ def phase_log_table(curve: MemoryCurve, unit: Unit) -> TextTable:
         sizes = (format_number(line.end, unit), change, format_number(line.peak, unit))
         rows.append((_name(line, last), *sizes, PEAK_MARK if holds_peak else ""))
     what = "Allocated" if curve.allocated is not None else "Requested"
-    numbers = (Column("at its end", right=True), Column("change", right=True), Column("peak", right=True))
     return TextTable(
-        f"Phase log: {what.lower()}, {unit}", (Column("phase"), *numbers, Column("")), rows, frozenset(strong)
+        f"Phase log: {what.lower()}, {unit}",
+        (Column("phase"), *numeric("at its end", "change", "peak"), Column("")),
+        rows,
+        frozenset(strong),
     )
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from memcalc.ledger.component import Component
 from memcalc.ledger.result import ModuleResult, Result
-from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import count, plural, ratio
+from memcalc.report.screen import Column, TextTable, numeric
 from memcalc.units import Unit, format_bytes
 
 _STATES = (Component.WEIGHTS, Component.MASTER_WEIGHTS, Component.GRADIENTS, Component.OPTIMIZER_STATE)
@@ -56,10 +56,9 @@ def textbook_grid(result: Result | ModuleResult, unit: Unit) -> TextTable | None
             "2-byte parameters",
         ),
     ]
-    numbers = (Column("textbook", right=True), Column("ledger", right=True))
     return TextTable(
         "Published formulas (one GPU, unsharded) compared with this rank",
-        (Column(""), Column("formula"), *numbers, Column("assumptions", wrap=True)),
+        (Column(""), Column("formula"), *numeric("textbook", "ledger"), Column("assumptions", wrap=True)),
         rows,
         legend=_LETTERS,
     )
@@ -71,7 +70,7 @@ def short_textbook_grid(result: Result, unit: Unit) -> TextTable | None:
     if whole is None:
         return None
     rows = [row[:4] for row in whole.rows[:3]]
-    numbers = (Column("one GPU", right=True), Column("this run", right=True))
+    numbers = numeric("one GPU", "this run")
     return TextTable("", (Column("published formula"), Column(""), *numbers), rows, legend=_LETTERS)
 
 

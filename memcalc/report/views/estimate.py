@@ -7,9 +7,9 @@ from typing import Any
 
 from memcalc.ledger.component import Component
 from memcalc.ledger.result import Result
-from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import label, meaning, percent, rank_text, shortened
 from memcalc.report.plots.palette import OUTSIDE, color
+from memcalc.report.screen import Column, TextTable
 from memcalc.report.screens.verdict import assumed, because, error_bars, figures, limit_text, subject, verdict
 from memcalc.report.tables.breakdown import breakdown, host_grid
 from memcalc.report.tables.explanation import chapters
