@@ -28,7 +28,8 @@ from memcalc.step.ranks import mixed_precision
 from memcalc.step.recipes import Copies
 from memcalc.step.recompute import contexts_of, plan_of, run_plan
 from memcalc.step.reference.decoder import Layer
-from memcalc.step.reference.modules import norm, prepare
+from memcalc.step.reference.norms import norm
+from memcalc.step.reference.positions import prepare
 from memcalc.step.reference.tensor_parallel import split_module, splits_loss, surroundings
 
 MESH = ("pipeline", "data", "tensor")

@@ -5,16 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from memcalc.diagnosis.accounting import Account, account_of
-from memcalc.diagnosis.advice import advice_for
+from memcalc.diagnosis.accounting import Account, Check, account_of, checks
+from memcalc.diagnosis.advice import Advice, advice_for
 from memcalc.diagnosis.causes import Cause, cause_of
 from memcalc.diagnosis.changes import ExplainedReport, explain
-from memcalc.diagnosis.consistency import Check, checks
 from memcalc.diagnosis.log_reader import Readable
 from memcalc.diagnosis.log_scanner import Scanner
 from memcalc.diagnosis.report import OutOfMemoryReport
 from memcalc.diagnosis.report_assembly import collect
-from memcalc.diagnosis.settings import Advice
 from memcalc.errors import InputError
 from memcalc.jupyter import NotebookDisplay
 from memcalc.suggestions.run_overrides import UserRun

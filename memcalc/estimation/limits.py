@@ -14,7 +14,6 @@ from memcalc.layout.schedules import ORDERED, uses_pipelining
 from memcalc.layout.sequence_sharding import has_ring_attention
 from memcalc.layout.weight_layout import split_by_dtensor
 from memcalc.spec.defaults import takes_math_kernel
-from memcalc.spec.dtensor_plan import unsplittable
 from memcalc.spec.hardware.gpus import GpuSpec, find_gpu
 from memcalc.spec.hardware.kernels import gpu_omissions, missing_kernel
 from memcalc.spec.layers import fills_windows
@@ -24,6 +23,7 @@ from memcalc.spec.model_families.conversion import family_omissions
 from memcalc.spec.spec import Spec
 from memcalc.spec.towers import masks_given_images, tower_trains
 from memcalc.spec.training import LIGER_FAMILIES
+from memcalc.spec.untraced_features import unsplittable
 from memcalc.spec.zero import FULLY_SHARDED
 from memcalc.states.state_options import state_options
 

@@ -10,14 +10,13 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from memcalc.errors import DoesNotFit, InputError
 from memcalc.files import read_bytes, read_text
-from memcalc.recomputation.batch_gain import Gain, gain_of
+from memcalc.recomputation.batch_gain import Gain, gain_of, slow_down
 from memcalc.recomputation.chain import Chain, ChainBlock, join, simple_block
 from memcalc.recomputation.evaluation import Evaluation, evaluate, evaluate_without_recomputation
 from memcalc.recomputation.plan import Plan, Segment
 from memcalc.recomputation.planner import STRATEGIES
 from memcalc.recomputation.strategies.lowest_peak import smallest
 from memcalc.recomputation.strategies.optimal import OptimalPlan, front, optimal
-from memcalc.recomputation.throughput import slow_down
 from memcalc.spec.fields import describe
 from memcalc.spec.hardware.gpus import GpuSpec, find_gpu
 from memcalc.spec.yaml_source import parse_yaml

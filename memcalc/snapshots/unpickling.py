@@ -114,6 +114,10 @@ _SEGMENT = {"address", "total_size", "blocks"}
 def salvaged(content: bytes) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the complete segments, entries, settings and marks before the cut, and the missing or incomplete parts.
 
+    A pickle is a program for a small machine that returns its result at the last byte. But every object is registered
+    in the machine's memo as soon as it is begun, in file order. After a truncated file, the objects in the memo are
+    identified by their keys; objects that were still being filled are empty and skipped.
+
     Raises:
         Refused: not even one segment is complete.
     """

@@ -22,7 +22,7 @@ from memcalc.tracing.host import on_host
 from memcalc.tracing.output_cache import KnownOutputs
 from memcalc.tracing.streams import Streams
 from memcalc.tracing.values import Values
-from memcalc.workspaces.blas import cublas_workspace
+from memcalc.workspaces.linear_algebra import cublas_workspace
 
 aten = torch.ops.aten
 

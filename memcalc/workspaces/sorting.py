@@ -67,7 +67,11 @@ SEARCH_SCRATCH = 1279  # CUB's select and scan: 1,279 to 2,047 bytes for 3,073 t
 
 
 def before_gradient(indices: int, rows: int, major: int) -> Script:
-    """Return the script before the gradient itself: sorted indices, their original positions, CUB's scratch."""
+    """Return the script before an embedding's gradient: sorted indices, their original positions, CUB's scratch.
+
+    More than 3072 indices are sorted, and gradients of one row are summed by segments (ATen native/cuda/Embedding.cu,
+    EmbeddingBackwardKernel.cu). CUB's scratch depends on the CUDA version and the architecture.
+    """
     if indices <= FEW:
         return ()
     size, scratch = INDEX * indices, sort_scratch(indices, INDEX, rows.bit_length(), major)

@@ -22,7 +22,7 @@ SECTION = (ROOT / "docs" / "reference" / "exit-codes.md").read_text()
 
 # The modules that end a command with exit code 3, each with the words of the reference that stand for its reason.
 REASONS = {
-    "catalogue/hub.py": "The Hugging Face hub returns no `config.json`",
+    "catalogue/resolution.py": "The Hugging Face hub returns no `config.json`",
     "cells/cluster.py": "No Dask scheduler answers",
     "cells/local_processes.py": "an extra of memcalc",
     "cli/app.py": "too little memory for the command",

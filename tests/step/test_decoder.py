@@ -15,7 +15,7 @@ from memcalc.spec.loading import load
 from memcalc.step.causal_lm import build, default_dtype, loss
 from memcalc.step.dtypes import compute_dtype
 from memcalc.step.reference.decoder import Decoder, Layer
-from memcalc.step.reference.modules import prepare
+from memcalc.step.reference.positions import prepare
 
 TINY = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 96, "max_position_embeddings": 32}
 MOE = {"num_experts": 4, "num_experts_per_token": 2, "expert_intermediate_size": 24}

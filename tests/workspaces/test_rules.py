@@ -6,7 +6,7 @@ import pytest
 
 from memcalc.workspaces import attention, most, norms, sorting
 from memcalc.workspaces.attention import Heads
-from memcalc.workspaces.blas import cublas_workspace
+from memcalc.workspaces.linear_algebra import cublas_workspace
 from memcalc.workspaces.multiprocessors import Multiprocessors
 from memcalc.workspaces.reductions import ReductionShape, column_sum, reduction
 

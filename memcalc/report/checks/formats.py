@@ -41,7 +41,11 @@ def _dumped(document: Any) -> str:
 
 
 def github_lines(report: CheckReport, unit: Unit) -> list[str]:
-    """Return an annotation per config that fails, a line per config that fits, notices, and the summary."""
+    """Return workflow commands of GitHub Actions: an annotation per config that fails, notices, and the summary.
+
+    Source: docs.github.com, "Workflow commands for GitHub Actions"; what is escaped how: actions/runner,
+    src/Runner.Common/ActionCommand.cs.
+    """
     lines = [f"::warning title=memcalc::{_data(remark)}" for remark in report.remarks]
     for outcome in report.outcomes:
         notes = (note for note in outcome.notes if not note.startswith(HARMLESS))
@@ -73,7 +77,11 @@ _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 
 
 def junit_xml(report: CheckReport, unit: Unit) -> str:
-    """Return the report as one test suite."""
+    """Return the report as one test suite, for GitLab, Jenkins, CircleCI, Azure and others.
+
+    JUnit itself has published no schema. This is the one of Jenkins's xUnit plugin, `junit-10.xsd`, which pytest writes
+    too: a configuration is a test case, one that does not fit or grew has failed, an invalid one is in error.
+    """
     cases = [line for outcome in report.outcomes for line in _case(outcome, unit, fails=report.fails(outcome))]
     failures, errors = report.count("does not fit") + report.count("grew"), report.count("broken")
     if not report.outcomes and report.exit_code:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memcalc.diagnosis.consistency import Check
+from memcalc.diagnosis.accounting import Check
+from memcalc.diagnosis.advice import Advice
 from memcalc.diagnosis.diagnosis import Diagnosis, Finding
 from memcalc.diagnosis.report import LABELS, OutOfMemoryReport
-from memcalc.diagnosis.settings import Advice
 from memcalc.diagnosis.sizes import PrintedSize
 from memcalc.report.labels import HEADROOM, percent, plural
 from memcalc.report.screen import (

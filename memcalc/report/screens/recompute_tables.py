@@ -7,9 +7,9 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from memcalc.documents.recompute import peak_place
+from memcalc.recomputation.batch_gain import slow_down
 from memcalc.recomputation.evaluation import Evaluation
 from memcalc.recomputation.plan import Segment, depth, leaves, recompute_counts
-from memcalc.recomputation.throughput import slow_down
 from memcalc.report.screen import Column, TextTable, numeric, small_bar
 from memcalc.units import Unit, format_number
 

@@ -7,9 +7,8 @@ from pathlib import PurePosixPath
 
 from memcalc.allocator import History
 from memcalc.allocator.fragmentation import pool_uses
-from memcalc.events.groups import AllocationGroup, groups
 from memcalc.events.memory_curve import MemoryCurve
-from memcalc.events.timeline import Timeline
+from memcalc.events.timeline import AllocationGroup, Timeline, groups
 from memcalc.report.labels import percent
 from memcalc.report.plots.palette import mark
 from memcalc.report.plots.text_chart import draw_curve

@@ -15,7 +15,9 @@ from torch.utils.checkpoint import checkpoint
 
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.training import TrainingSpec
-from memcalc.step.reference.modules import HeadNorm, Shared, dropout, rotate
+from memcalc.step.reference.dropout import dropout
+from memcalc.step.reference.norms import HeadNorm
+from memcalc.step.reference.positions import Shared, rotate
 
 CUDA_BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,

@@ -16,8 +16,10 @@ from memcalc.spec.training import TrainingSpec
 from memcalc.step.dtypes import compute_dtype
 from memcalc.step.recompute import contexts_of, plan_of, run_plan
 from memcalc.step.reference.attention import Attention
+from memcalc.step.reference.dropout import dropout
 from memcalc.step.reference.mlp import MixtureOfExperts, Mlp
-from memcalc.step.reference.modules import Shared, dropout, norm, prepare
+from memcalc.step.reference.norms import norm
+from memcalc.step.reference.positions import Shared, prepare
 
 
 class Layer(nn.Module):

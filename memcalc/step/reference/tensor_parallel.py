@@ -31,7 +31,7 @@ from memcalc.spec.spec import Spec
 from memcalc.step.causal_lm import CausalLM, loss
 from memcalc.step.reference.attention import Attention
 from memcalc.step.reference.decoder import Decoder
-from memcalc.step.reference.modules import HeadNorm
+from memcalc.step.reference.norms import HeadNorm
 
 TOKENS = Shard(1)  # of (b, s, d)
 HEADS = 2  # dimension of (b, s, h, d_h)
