@@ -59,7 +59,7 @@ def print_sizing(
             for grid in comparison_grids((result, measurement.result), unit):
                 print_text("\n" + "\n".join(markdown_grid(grid)).rstrip())
     elif form == "csv":
-        from memcalc.report.ledger_csv import ledger_csv
+        from memcalc.report.csv_text import ledger_csv
 
         print_text(ledger_csv(result))
     else:

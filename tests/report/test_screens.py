@@ -10,8 +10,8 @@ from rich.console import Console
 from memcalc import estimate
 from memcalc.ledger.result import Result
 from memcalc.report.color_screen import ColorScreen
+from memcalc.report.csv_text import ledger_csv
 from memcalc.report.labels import signed_percent
-from memcalc.report.ledger_csv import ledger_csv
 from memcalc.report.markdown import sizing_markdown
 from memcalc.report.screen import Screen
 from memcalc.report.screens.sizing import draw_sizing

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, fields
+from dataclasses import fields
 
 from memcalc.cells.cell import CellResult, GridCell, GridCells
+from memcalc.report.csv_text import csv_text
 from memcalc.report.labels import plural
 from memcalc.report.screen import Column, Screen, TextTable, draw_grid, draw_line, numeric
 from memcalc.sweeping.grid import written
@@ -89,12 +88,7 @@ def cells_grid(title: str, cells: GridCells, shown: Iterable[GridCell], unit: Un
 
 def cells_csv(cells: GridCells) -> str:
     """Return one line for each cell, without a final line break."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
     names = [each.name for each in fields(CellResult)]
-    writer.writerow([*cells.fields, *names])
-    for cell in cells.cells:
-        found = asdict(_answer(cell))
-        values = [*cell.values.values(), *(found[name] for name in names)]
-        writer.writerow(["" if value is None else written(value) for value in values])
-    return text.getvalue().rstrip("\n")
+    rows = ([*cell.values.values(), *(getattr(_answer(cell), name) for name in names)] for cell in cells.cells)
+    written_out = (["" if value is None else written(value) for value in row] for row in rows)
+    return csv_text([*cells.fields, *names], written_out)

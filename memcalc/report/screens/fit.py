@@ -18,9 +18,9 @@ from memcalc.report.screens.fit_tables import (
     term_grid,
 )
 from memcalc.report.screens.fit_text import (
+    KINDS_OF_CHANGES,
     change_lines,
     changes_title,
-    kind_of_change,
     layouts_sentence,
     layouts_verdict,
     maximum_lines,
@@ -91,7 +91,7 @@ def _draw_nearest(screen: Screen, answer: FitResult, unit: Unit) -> None:
             0,
             style="bold" if answer.smallest_changes else VERDICT_STYLES["does-not-fit"],
         )
-        for kind, several in groupby(answer.smallest_changes, kind_of_change):
+        for kind, several in groupby(answer.smallest_changes, lambda found: KINDS_OF_CHANGES[found.change.result]):
             draw_line(screen, kind, 2)
             for found in several:
                 settings, effect = change_lines(found, unit)

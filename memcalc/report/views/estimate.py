@@ -112,26 +112,14 @@ def components_section(result: Result, unit: Unit) -> Section:
     rows = [
         {
             "label": label(name),
-            "color": color(Component(name)),
+            "color": color(Component(name)) if name in parts.inside else OUTSIDE,
             "bytes": size,
             "text": format_bytes(size, unit),
             "share": percent(size, whole),
             "meaning": meaning(name),
-            "groups": _groups(result, name, unit),
+            "groups": _groups(result, name, unit) if name in parts.inside else [],
         }
-        for name, size in parts.inside.items()
-    ]
-    rows += [
-        {
-            "label": label(name),
-            "color": OUTSIDE,
-            "bytes": size,
-            "text": format_bytes(size, unit),
-            "share": percent(size, whole),
-            "meaning": meaning(name),
-            "groups": [],
-        }
-        for name, size in parts.outside.items()
+        for name, size in (parts.inside | parts.outside).items()
     ]
     return {
         "kind": "components",
