@@ -13,10 +13,14 @@ import textwrap
 import unicodedata
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import NamedTuple, TextIO
+from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from memcalc.report.labels import letter_style
 from memcalc.text import harmless
+
+if TYPE_CHECKING:
+    from memcalc.verdict.other_modules import OtherModules
+    from memcalc.verdict.reasons import Reason
 
 
 class Column(NamedTuple):
@@ -71,6 +75,20 @@ Span = tuple[str, str]  # a text and its style, in Rich's words: "bold"
 
 # Colors of a terminal with 256 with a contrast of at least 3 to black and to white (WCAG 2.2, 1.4.11).
 GOOD, BAD, UNSURE = "bold color(28)", "bold color(160)", "bold color(136)"
+
+
+class Details(NamedTuple):
+    """What the report of a run shows beyond its figures."""
+
+    all_ranks: bool = False  # a line for each kind of rank
+    explain: str | None = None  # the component to show with formulas
+    brief: bool = False  # no bar, and no tables of components, phases and published formulas
+    reason: Reason | None = None  # what decides the peak
+    other: OtherModules | None = None  # the run with transformers' modules, where it needs much more or less
+    advice: str = ""  # the command to try next
+
+
+PLAIN = Details()
 
 
 class ProseLine(NamedTuple):
