@@ -19,7 +19,7 @@ from memcalc.spec.hardware.kernels import gpu_omissions, missing_kernel
 from memcalc.spec.layers import fills_windows
 from memcalc.spec.limits import Limit
 from memcalc.spec.model import ModelSpec
-from memcalc.spec.model_families.conversion import family_omissions
+from memcalc.spec.model_families.files import family_named
 from memcalc.spec.spec import Spec
 from memcalc.spec.towers import masks_given_images, tower_trains
 from memcalc.spec.training import LIGER_FAMILIES
@@ -165,8 +165,8 @@ def _training(spec: Spec) -> Iterator[tuple[str, bool]]:
         yield "the activations of attention sinks", True
     for what in OPTIMIZER_OMISSIONS.get(training.optimizer, ()):
         yield what, True
-    if training.implementation == "plain":
-        for what in family_omissions(model.architecture):
+    if training.implementation == "plain" and model.architecture is not None:
+        for what in family_named(model.architecture).not_modelled:
             yield what, True
     if model.moe is not None:  # no field of the run requests it
         yield IMBALANCE, False

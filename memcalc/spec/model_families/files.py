@@ -115,6 +115,12 @@ class FamilyFile:
             for field, rules in self.rules.items()
         }
 
+    @property
+    def needed_keys(self) -> dict[str, object]:
+        """The keys that a config.json must have, because transformers' default is a variant without formulas."""
+        required = self.require.items()
+        return {key: allowed[0] for key, allowed in required if self.defaults.get(key, allowed[0]) not in allowed}
+
 
 @lru_cache(maxsize=1)
 def names() -> tuple[str, ...]:
@@ -125,7 +131,7 @@ def names() -> tuple[str, ...]:
 LISTED = "`memcalc models` lists the families with formulas."  # a list of fifty names would be too long
 
 
-def family_named(name: str, where: str) -> FamilyFile:
+def family_named(name: str, where: str = "model.architecture") -> FamilyFile:
     """Return a family by its name.
 
     Raises:
