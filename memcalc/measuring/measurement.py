@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -108,8 +108,3 @@ def phase_from(values: dict[str, Any]) -> MeasuredPhase:
     """Return a phase from its values in a record."""
     names = MeasuredPhase.__dataclass_fields__
     return MeasuredPhase(**{name: value for name, value in values.items() if name in names})
-
-
-def as_values(phase: MeasuredPhase) -> dict[str, Any]:
-    """Return the values of a phase for a record."""
-    return asdict(phase)
