@@ -16,27 +16,17 @@ DONE, OUT_OF_MEMORY = "done", "out of memory"
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPhase:
-    """One phase; of several micro-batches, the one with the highest peak. Bytes; None if the device has no such figure.
+    """One phase; of several micro-batches, that with the highest peak. Bytes; None: the device has no such figure."""
 
-    Args:
-        name: as in memcalc/ledger/row_drafts.py.
-        peak_allocated_bytes: peak of allocated bytes.
-        end_allocated_bytes: bytes allocated when the phase ended.
-        reserved_bytes: bytes reserved by the caching allocator at the end.
-        peak_reserved_bytes: peak of reserved bytes.
-        peak_requested_bytes: peak of requested bytes, before the allocator's rounding.
-        device_bytes: bytes in use on the device at the end, minus those that others used before the run.
-        inside: on a CPU, bytes at the peak that operators allocate and free internally, by operator; no trace sees
-            them.
-    """
-
-    name: str
-    peak_allocated_bytes: int
-    end_allocated_bytes: int
-    reserved_bytes: int | None = None
-    peak_reserved_bytes: int | None = None
-    peak_requested_bytes: int | None = None
+    name: str  # as in memcalc/ledger/row_drafts.py
+    peak_allocated_bytes: int  # peak of allocated bytes
+    end_allocated_bytes: int  # bytes allocated when the phase ended
+    reserved_bytes: int | None = None  # bytes reserved by the caching allocator at the end
+    peak_reserved_bytes: int | None = None  # peak of reserved bytes
+    peak_requested_bytes: int | None = None  # peak of requested bytes, before the allocator's rounding
+    # bytes in use on the device at the end, minus those that others used before the run
     device_bytes: int | None = None
+    # on a CPU, bytes at the peak that operators allocate and free internally, by operator; no trace sees them
     inside: dict[str, int] | None = None
 
 
