@@ -18,10 +18,10 @@ import memcalc
 from memcalc.architectures.huggingface.catalogue import FAMILIES as WRITTEN
 from memcalc.errors import InputError
 from memcalc.simulation.simulated_run import unsupported_reason
-from memcalc.spec.dtensor_plan import unsplittable
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.optimizers import OPTIMIZERS
 from memcalc.spec.spec import Spec
+from memcalc.spec.untraced_features import unsplittable
 from memcalc.step.reference.decoder import refuse_unsupported
 
 GIB = 2**30

@@ -25,23 +25,14 @@ PATIENCE = 20.0  # seconds to wait for another writer, which needs milliseconds
 
 
 class JsonLines(NamedTuple):
-    """A kind of JSON Lines file.
+    """A kind of JSON Lines file."""
 
-    Args:
-        key: first key of every line; its value is the version of the line's format.
-        version: the newest version.
-        one: what a line is, for messages: "record of a measured run".
-        several: the plural, for messages: "records".
-        option: the option that names such a file: "--record".
-        writer: the command that writes such a file: "measure".
-    """
-
-    key: str
-    version: int
-    one: str
-    several: str
-    option: str
-    writer: str
+    key: str  # first key of every line; its value is the version of the line's format
+    version: int  # the newest version
+    one: str  # what a line is, for messages: "record of a measured run"
+    several: str  # the plural, for messages: "records"
+    option: str  # the option that names such a file: "--record"
+    writer: str  # the command that writes such a file: "measure"
 
     def append(self, values: Iterable[dict[str, Any]], path: Path) -> None:
         """Append lines in one write. When this returns, they are on the disk.

@@ -6,8 +6,7 @@ addresses, with one exception: up to 2.11 the address decides which of two equal
 
 from __future__ import annotations
 
-from memcalc.allocator.addresses import AddressSpace
-from memcalc.allocator.free_ranges import FreeRanges
+from memcalc.allocator.addresses import AddressSpace, FreeRanges
 from memcalc.allocator.sizes import MIB, multiple
 
 GRANULE = 2 * MIB  # cuMemGetAllocationGranularity on all GPUs so far

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from memcalc.nullcuda.options import Options
     from memcalc.nullcuda.result import DryRun
     from memcalc.replaying import ReplayComparison
-    from memcalc.replaying.options import ReplayOptions
+    from memcalc.replaying.result import ReplayOptions
     from memcalc.tracing.module import ModuleOptions, UserModule
 
 
@@ -178,7 +178,7 @@ def replay(
         device: index of the device in a snapshot.
         progress: called with the progress of a trace.
         options: allocator, alloc_conf, release, memory_fraction, sweep, compare: see
-            `memcalc.replaying.options.ReplayOptions`.
+            `memcalc.replaying.result.ReplayOptions`.
     """
     from memcalc.replaying import replay_source
     from memcalc.replaying.sources import open_source

@@ -27,24 +27,15 @@ UNVERIFIED = "not verified: "  # prefix of the check of an unverified id
 
 
 class CatalogueEntry(NamedTuple):
-    """One published model.
+    """One published model."""
 
-    Args:
-        hub_id: the id as spelled on the hub, e.g. "meta-llama/Llama-3.1-8B".
-        config: the keys of its config.json that decide memory.
-        parameters: elements of the model that transformers builds from `config`, tied weights counted once.
-        model_class: causal-lm, vision-language, encoder, encoder-decoder, state-space or hybrid.
-        source: where the figures were published.
-        check: what the parameter count was compared with.
-        hub_type: the model_type on the hub of a model that ships its own code; None: transformers has its class.
-    """
-
-    hub_id: str
-    config: dict[str, Any]
-    parameters: int
-    model_class: str
-    source: str
-    check: str
+    hub_id: str  # the id as spelled on the hub, e.g. "meta-llama/Llama-3.1-8B".
+    config: dict[str, Any]  # the keys of its config.json that decide memory
+    parameters: int  # elements of the model that transformers builds from `config`, tied weights counted once
+    model_class: str  # causal-lm, vision-language, encoder, encoder-decoder, state-space or hybrid
+    source: str  # where the figures were published
+    check: str  # what the parameter count was compared with
+    # the model_type on the hub of a model that ships its own code; None: transformers has its class
     hub_type: str | None
 
     @property

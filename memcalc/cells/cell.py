@@ -22,45 +22,29 @@ MOST_CELLS = 100_000  # of one sweep; this number would take days
 
 @dataclass(frozen=True, slots=True)
 class CellResult:
-    """Result of a cell's run. Bytes of the GPU with the highest peak; None if unknown.
+    """Result of a cell's run. Bytes of the GPU with the highest peak; None if unknown."""
 
-    Args:
-        outcome: "measured"; "invalid": the configuration is invalid; "failed": the program failed; "lost": the process
-            that ran the cell was killed.
-        verdict: "fits", "does-not-fit" or "unknown"; None: no GPU was given, or nothing was measured.
-        allocated_bytes: bytes of tensors at the peak.
-        reserved_bytes: bytes reserved by the PyTorch allocator.
-        device_bytes: reserved memory, the CUDA context and the communication library.
-        headroom_bytes: usable memory of the GPU minus device_bytes.
-        peak_phase: phase of the allocated peak; None in a dry run.
-        seconds: duration of the run.
-        reason: why all or some of the figures are missing.
-    """
-
+    # "measured"; "invalid": the configuration is invalid; "failed": the program failed; "lost": the process that ran
+    # the cell was killed
     outcome: Outcome
+    # "fits", "does-not-fit" or "unknown"; None: no GPU was given, or nothing was measured
     verdict: verdicts.Answer | None = None
-    allocated_bytes: int | None = None
-    reserved_bytes: int | None = None
-    device_bytes: int | None = None
-    headroom_bytes: int | None = None
-    peak_phase: str | None = None
-    seconds: float = 0.0
-    reason: str = ""
+    allocated_bytes: int | None = None  # bytes of tensors at the peak
+    reserved_bytes: int | None = None  # bytes reserved by the PyTorch allocator
+    device_bytes: int | None = None  # reserved memory, the CUDA context and the communication library
+    headroom_bytes: int | None = None  # usable memory of the GPU minus device_bytes
+    peak_phase: str | None = None  # phase of the allocated peak; None in a dry run
+    seconds: float = 0.0  # duration of the run
+    reason: str = ""  # why all or some of the figures are missing
 
 
 @dataclass(frozen=True, slots=True)
 class GridCell:
-    """One combination of values.
+    """One combination of values."""
 
-    Args:
-        values: the value of each varied field.
-        request: the run to make.
-        answer: its result; None: not run yet.
-    """
-
-    values: Mapping[str, Value]
-    request: Request = field(default_factory=dict)
-    answer: CellResult | None = None
+    values: Mapping[str, Value]  # the value of each varied field
+    request: Request = field(default_factory=dict)  # the run to make
+    answer: CellResult | None = None  # its result; None: not run yet
 
     @property
     def digest(self) -> str:

@@ -50,7 +50,7 @@ def command(
             write_report(html, difference_view(difference, units, timelines))
     if form == "json":
         from memcalc.cli.output import print_json
-        from memcalc.documents.diff import difference_document
+        from memcalc.documents.check import difference_document
 
         print_json(difference_document(difference))
     elif form == "markdown":

@@ -116,6 +116,7 @@ def command(
     from memcalc.cli.output import WrittenFiles
     from memcalc.cli.render import print_sizing
     from memcalc.report.progress import shown_progress
+    from memcalc.report.screen import Details
 
     if explain is not None:
         from memcalc.report.tables.explanation import explainable
@@ -152,19 +153,9 @@ def command(
             timeline = [memory_section(result, units)]
             sections = estimate_sections(result, units, timeline, reason=reason, advice=advice)
             write_report(html, estimate_view(result, sections))
-    print_sizing(
-        result,
-        form,
-        units,
-        all_ranks=all_ranks,
-        explain=explain,
-        brief=brief,
-        short=not (full or brief or all_ranks or explain),
-        measurement=measurement,
-        reason=reason,
-        other=other,
-        advice=advice,
-    )
+    details = Details(all_ranks, explain, brief, reason, other, advice)
+    short = not (full or brief or all_ranks or explain)
+    print_sizing(result, form, units, details, short=short, measurement=measurement)
     files.complain()
 
 

@@ -137,7 +137,7 @@ def command(
         draw_fit(make_screen(), answer, units, why=why)
         if written is not None and write is not None:
             from memcalc.cli.output import print_text
-            from memcalc.report.screens.exported import written_text
+            from memcalc.report.screens.fit import written_text
 
             print_text(written_text(written, write))
     files.complain()

@@ -183,7 +183,7 @@ def _compare(records: Path, record: Path | None, traces: tuple[str, ...], python
     from memcalc.documents.measure import records_document
     from memcalc.report.progress import shown_progress
     from memcalc.report.screen import make_screen
-    from memcalc.report.screens.record_comparison import draw_compared
+    from memcalc.report.screens.suite import draw_compared
 
     _trace_here()
     with shown_progress() as progress:

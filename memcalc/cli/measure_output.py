@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from memcalc.cli.output import WrittenFiles, print_json, print_text
 from memcalc.cli.trace_output import write_run
-from memcalc.report.grid import markdown_grid
+from memcalc.report.screen import markdown_grid
 from memcalc.units import Unit
 
 if TYPE_CHECKING:

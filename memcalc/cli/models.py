@@ -27,7 +27,7 @@ def command(
 
     if query:
         from memcalc.catalogue.shipped import search_shipped
-        from memcalc.report.screens.published import MOST_ROWS, published_grid, published_rows, search_summary
+        from memcalc.report.screens.listings import MOST_ROWS, published_grid, published_rows, search_summary
 
         found = search_shipped(" ".join(query))
         rows = published_rows(found if every or form == "json" else found[:MOST_ROWS])

@@ -6,28 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from memcalc.cli.output import print_json, print_text
 from memcalc.ledger.result import Result
-from memcalc.report.grid import TextTable, markdown_grid
+from memcalc.report.screen import Details, TextTable, markdown_grid
 from memcalc.units import Unit
 
 if TYPE_CHECKING:
     from memcalc.measuring import Measurement
-    from memcalc.verdict.other_modules import OtherModules
-    from memcalc.verdict.reasons import Reason
 
 
 def print_sizing(
-    result: Result,
-    form: str,
-    unit: Unit,
-    *,
-    all_ranks: bool = False,
-    explain: str | None = None,
-    brief: bool = False,
-    short: bool = False,
-    measurement: Measurement | None = None,
-    reason: Reason | None = None,
-    other: OtherModules | None = None,
-    advice: str = "",
+    result: Result, form: str, unit: Unit, details: Details, *, short: bool, measurement: Measurement | None
 ) -> None:
     """Print an estimate, and a measurement if there is one.
 
@@ -35,14 +22,9 @@ def print_sizing(
         result: the estimate.
         form: of --format.
         unit: of memory.
-        all_ranks: with a line for each kind of rank.
-        explain: the component to show with formulas.
-        brief: without the tables of components, phases and published formulas.
+        details: what is shown beyond the figures.
         short: on a terminal, in at most 30 lines for one GPU and 40 for any layout.
         measurement: of the same run.
-        reason: what decides the peak.
-        other: the run with transformers' modules, where it needs much more or less.
-        advice: the command that looks for what fits.
     """
     if form == "json":
         from memcalc.documents.result import document_with_sources
@@ -52,14 +34,14 @@ def print_sizing(
     elif form == "markdown":
         from memcalc.report.markdown import sizing_markdown
 
-        print_text(sizing_markdown(result, unit, all_ranks=all_ranks, explain=explain, brief=brief, reason=reason))
+        print_text(sizing_markdown(result, unit, details))
         if measurement is not None:
             from memcalc.report.tables.comparison import comparison_grids
 
             for grid in comparison_grids((result, measurement.result), unit):
                 print_text("\n" + "\n".join(markdown_grid(grid)).rstrip())
     elif form == "csv":
-        from memcalc.report.ledger_csv import ledger_csv
+        from memcalc.report.csv_text import ledger_csv
 
         print_text(ledger_csv(result))
     else:
@@ -67,20 +49,8 @@ def print_sizing(
         from memcalc.report.screens.sizing import draw_short, draw_sizing
 
         screen = make_screen()
-        if short:
-            draw_short(screen, result, unit, reason=reason, other=other, advice=advice)
-        else:
-            draw_sizing(
-                screen,
-                result,
-                unit,
-                all_ranks=all_ranks,
-                explain=explain,
-                brief=brief,
-                reason=reason,
-                other=other,
-                advice=advice,
-            )
+        draw = draw_short if short else draw_sizing
+        draw(screen, result, unit, details)
         if measurement is not None:
             from memcalc.report.tables.comparison import draw_comparison
 
@@ -94,7 +64,6 @@ def print_listing(form: str, rows: list[dict[str, Any]], grid: TextTable) -> Non
     elif form == "markdown":
         print_text("\n".join(markdown_grid(grid)).rstrip())
     else:
-        from memcalc.report.screen import make_screen
-        from memcalc.report.terminal import draw_grid
+        from memcalc.report.screen import draw_grid, make_screen
 
         draw_grid(make_screen(), grid)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from memcalc.cli.output import print_json, print_text
 from memcalc.errors import InputError
 from memcalc.ledger.result import ModuleResult, Result
-from memcalc.report.grid import markdown_grid
+from memcalc.report.screen import markdown_grid
 from memcalc.units import Unit
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def print_trace(traced: Trace | ModuleTrace, form: str, unit: Unit, *, compared:
         lines = [line for grid in grids for line in markdown_grid(grid)]
         print_text(f"{sizing_markdown(traced.result, unit)}\n\n" + "\n".join(lines).rstrip())
     elif form == "csv":
-        from memcalc.report.ledger_csv import ledger_csv
+        from memcalc.report.csv_text import ledger_csv
 
         print_text(ledger_csv(traced.result))
     else:

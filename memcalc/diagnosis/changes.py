@@ -24,50 +24,29 @@ from memcalc.verdict.needs import MemoryNeed, least_bytes, need_of
 
 @dataclass(frozen=True, slots=True)
 class ExplainedReport:
-    """An out-of-memory report with the ledger of its run. Bytes.
+    """An out-of-memory report with the ledger of its run. Bytes."""
 
-    Args:
-        result: the estimate.
-        phase: the phase in which the run failed, from the traceback or the figures.
-        allocated: the ledger's allocated bytes in that phase.
-        components: the same by component.
-        run_bytes: allocated plus requested bytes of the run; None if the message lacks them.
-        unexplained: the part of `run_bytes` that the ledger does not contain.
-        budget: what the allocator could have reserved; None if unknown.
-        budget_source: where the budget comes from.
-        needed: reserved memory of the whole step, from its replay if there is one, plus `unexplained`.
-        changes: changes that save memory: those that fit, by kind of result; then uncertain ones; then those that do
-            not fit.
-        notes: caveats.
-    """
-
-    result: Result
-    phase: str
-    allocated: int
-    components: dict[Component, int]
-    run_bytes: int | None
-    unexplained: int
-    budget: int | None
-    budget_source: str
-    needed: ReservedMemory
+    result: Result  # the estimate
+    phase: str  # the phase in which the run failed, from the traceback or the figures
+    allocated: int  # the ledger's allocated bytes in that phase
+    components: dict[Component, int]  # the same by component
+    run_bytes: int | None  # allocated plus requested bytes of the run; None if the message lacks them
+    unexplained: int  # the part of `run_bytes` that the ledger does not contain
+    budget: int | None  # what the allocator could have reserved; None if unknown
+    budget_source: str  # where the budget comes from
+    needed: ReservedMemory  # reserved memory of the whole step, from its replay if there is one, plus `unexplained`
+    # changes that save memory: those that fit, by kind of result; then uncertain ones; then those that do not fit
     changes: tuple[SuggestedChange, ...]
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # caveats
 
 
 class ReservedMemory(NamedTuple):
-    """Reserved memory of a run, unexplained memory included. Bytes.
+    """Reserved memory of a run, unexplained memory included. Bytes."""
 
-    Args:
-        bytes: the best estimate.
-        low_bytes: the lower end of its interval.
-        high_bytes: the upper end.
-        errors: of recorded runs of its kind, on which the interval is based.
-    """
-
-    bytes: int
-    low_bytes: int
-    high_bytes: int
-    errors: RecordedErrors
+    bytes: int  # the best estimate
+    low_bytes: int  # the lower end of its interval
+    high_bytes: int  # the upper end
+    errors: RecordedErrors  # of recorded runs of its kind, on which the interval is based
 
     def fits(self, budget: int) -> bool | None:
         """Return whether it is within a budget; None if the budget is inside the interval."""

@@ -5,16 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from memcalc.diagnosis.accounting import Account, account_of
-from memcalc.diagnosis.advice import advice_for
+from memcalc.diagnosis.accounting import Account, Check, account_of, checks
+from memcalc.diagnosis.advice import Advice, advice_for
 from memcalc.diagnosis.causes import Cause, cause_of
 from memcalc.diagnosis.changes import ExplainedReport, explain
-from memcalc.diagnosis.consistency import Check, checks
 from memcalc.diagnosis.log_reader import Readable
 from memcalc.diagnosis.log_scanner import Scanner
 from memcalc.diagnosis.report import OutOfMemoryReport
 from memcalc.diagnosis.report_assembly import collect
-from memcalc.diagnosis.settings import Advice
 from memcalc.errors import InputError
 from memcalc.jupyter import NotebookDisplay
 from memcalc.suggestions.run_overrides import UserRun
@@ -23,21 +21,13 @@ from memcalc.text import harmless
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One report with its interpretation.
+    """One report with its interpretation."""
 
-    Args:
-        report: the message.
-        account: the parts of the device's memory.
-        checks: consistency of the message's figures.
-        cause: of the failure.
-        advice: remedies, the most promising first.
-    """
-
-    report: OutOfMemoryReport
-    account: Account
-    checks: tuple[Check, ...]
-    cause: Cause
-    advice: tuple[Advice, ...]
+    report: OutOfMemoryReport  # the message
+    account: Account  # the parts of the device's memory
+    checks: tuple[Check, ...]  # consistency of the message's figures
+    cause: Cause  # of the failure
+    advice: tuple[Advice, ...]  # remedies, the most promising first
 
 
 @dataclass(frozen=True, slots=True)

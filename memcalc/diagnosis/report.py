@@ -27,35 +27,22 @@ class ProcessMemory(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageFigures:
-    """The figures of one message; None if missing.
+    """The figures of one message; None if missing."""
 
-    Args:
-        asked: bytes requested from the device (PyTorch's native allocator: a whole segment), or from the pool.
-        capacity: of the device.
-        free: on the device.
-        allocated: in live tensors (or blocks) of this process.
-        reserved: by this process's allocator, `allocated` included.
-        private: cached in private pools (CUDA graphs), which only they can use.
-        allowed: maximum that the allocator may reserve.
-        process: total device memory of this process, according to the driver.
-        elsewhere: memory that the framework knows of outside its allocator (MPS: "other allocations").
-        peak: peak allocated so far.
-        exceeded: by how much a program is too large (TPU).
-        buffers: parts of a compiled program, by name (XLA).
-    """
-
+    # bytes requested from the device (PyTorch's native allocator: a whole segment), or from the pool
     asked: PrintedSize | None = None
-    capacity: PrintedSize | None = None
-    free: PrintedSize | None = None
-    allocated: PrintedSize | None = None
-    reserved: PrintedSize | None = None
-    private: PrintedSize | None = None
-    allowed: PrintedSize | None = None
-    process: PrintedSize | None = None
+    capacity: PrintedSize | None = None  # of the device
+    free: PrintedSize | None = None  # on the device
+    allocated: PrintedSize | None = None  # in live tensors (or blocks) of this process
+    reserved: PrintedSize | None = None  # by this process's allocator, `allocated` included
+    private: PrintedSize | None = None  # cached in private pools (CUDA graphs), which only they can use
+    allowed: PrintedSize | None = None  # maximum that the allocator may reserve
+    process: PrintedSize | None = None  # total device memory of this process, according to the driver
+    # memory that the framework knows of outside its allocator (MPS: "other allocations")
     elsewhere: PrintedSize | None = None
-    peak: PrintedSize | None = None
-    exceeded: PrintedSize | None = None
-    buffers: tuple[tuple[str, PrintedSize], ...] = ()
+    peak: PrintedSize | None = None  # peak allocated so far
+    exceeded: PrintedSize | None = None  # by how much a program is too large (TPU)
+    buffers: tuple[tuple[str, PrintedSize], ...] = ()  # parts of a compiled program, by name (XLA)
 
     def by_name(self) -> dict[str, PrintedSize]:
         """Return the individual figures in the message."""
@@ -66,39 +53,23 @@ class MessageFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutOfMemoryReport:
-    """One out-of-memory report, however often a log repeats it.
+    """One out-of-memory report, however often a log repeats it."""
 
-    Args:
-        framework: the framework that wrote the message.
-        wording: the message format, with the versions that print it.
-        device_type: "cuda", "hip", "xpu", "npu", "mps", "gpu", "tpu", "cpu".
-        device: index of the device.
-        figures: all figures of the message.
-        holders: other processes on the device, as listed in the message.
-        tensor: shape and type that did not fit, e.g. "float [64, 2016, 9, 9]".
-        operator: the operator that requested it.
-        setting: the setting that the message recommends, e.g. "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True".
-        fatal: False if the text itself reports that the program continued.
-        line: line number of its first occurrence.
-        sources: the ranks, processes or hosts that logged it, if known.
-        count: number of occurrences.
-        phase: of a training step, from the traceback; "" if unknown.
-    """
-
-    framework: Framework
-    wording: str
-    device_type: str = "gpu"
-    device: int | None = None
-    figures: MessageFigures = field(default_factory=MessageFigures)
-    holders: tuple[ProcessMemory, ...] = ()
-    tensor: str = ""
-    operator: str = ""
+    framework: Framework  # the framework that wrote the message
+    wording: str  # the message format, with the versions that print it
+    device_type: str = "gpu"  # "cuda", "hip", "xpu", "npu", "mps", "gpu", "tpu", "cpu"
+    device: int | None = None  # index of the device
+    figures: MessageFigures = field(default_factory=MessageFigures)  # all figures of the message
+    holders: tuple[ProcessMemory, ...] = ()  # other processes on the device, as listed in the message
+    tensor: str = ""  # shape and type that did not fit, e.g. "float [64, 2016, 9, 9]".
+    operator: str = ""  # the operator that requested it
+    # the setting that the message recommends, e.g. "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True".
     setting: str = ""
-    fatal: bool = True
-    line: int = 0
-    sources: tuple[str, ...] = ()
-    count: int = 1
-    phase: str = ""
+    fatal: bool = True  # False if the text itself reports that the program continued
+    line: int = 0  # line number of its first occurrence
+    sources: tuple[str, ...] = ()  # the ranks, processes or hosts that logged it, if known
+    count: int = 1  # number of occurrences
+    phase: str = ""  # of a training step, from the traceback; "" if unknown
 
     @property
     def content(self) -> tuple[object, ...]:

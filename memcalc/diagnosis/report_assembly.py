@@ -17,17 +17,12 @@ _FRAGMENTS = ("pool", "stats")
 
 @dataclass
 class Collection:
-    """The reports of a log.
+    """The reports of a log."""
 
-    Args:
-        reports: the distinct ones, in the order of their first occurrence.
-        not_kept: number of further messages.
-        harmless: number of messages that report that the program continued.
-    """
-
+    # the distinct ones, in the order of their first occurrence
     reports: list[OutOfMemoryReport] = field(default_factory=list)
-    not_kept: int = 0
-    harmless: int = 0
+    not_kept: int = 0  # number of further messages
+    harmless: int = 0  # number of messages that report that the program continued
 
 
 def collect(messages: Iterable[OutOfMemoryReport]) -> Collection:

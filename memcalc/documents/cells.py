@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from typing_extensions import TypedDict
 
-from memcalc.cells.cell import By, GridCell, GridCells, Outcome
-from memcalc.documents.shared import SCHEMA_VERSION
+from memcalc.cells.cell import By, GridCells, Outcome
+from memcalc.documents.shared import SCHEMA_VERSION, filled
 from memcalc.ledger.verdict import Answer
 
 
@@ -52,22 +52,5 @@ def cells_document(cells: GridCells) -> CellsDocument:
         "by": cells.by,
         "name": cells.name,
         "fields": list(cells.fields),
-        "cells": [_cell(cell) for cell in cells.cells],
-    }
-
-
-def _cell(cell: GridCell) -> CellRow:
-    answer = cell.answer
-    assert answer is not None
-    return {
-        "values": dict(cell.values),
-        "outcome": answer.outcome,
-        "verdict": answer.verdict,
-        "allocated_bytes": answer.allocated_bytes,
-        "reserved_bytes": answer.reserved_bytes,
-        "device_bytes": answer.device_bytes,
-        "headroom_bytes": answer.headroom_bytes,
-        "peak_phase": answer.peak_phase,
-        "seconds": answer.seconds,
-        "reason": answer.reason,
+        "cells": [filled(CellRow, cell.answer, values=dict(cell.values)) for cell in cells.cells],
     }

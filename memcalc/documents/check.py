@@ -1,11 +1,17 @@
-"""The document of `check`, which `--baseline` reads."""
+"""The documents of `check`, which `--baseline` reads, and of `diff`. Bytes; null where a run has no such quantity."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
 
 from typing_extensions import TypedDict
 
 from memcalc.checking.baseline import VERSION
+from memcalc.checking.comparison import Comparison, ComparisonLine
 from memcalc.checking.report import CheckOutcome, CheckReport, PeakGrowth, Status
+from memcalc.documents.shared import filled
+from memcalc.ledger.result import Result
 
 
 class Change(TypedDict):
@@ -93,29 +99,24 @@ def check_document(report: CheckReport) -> CheckDocument:
 
 def _config(outcome: CheckOutcome) -> CheckedConfig:
     sizes = outcome.sizes
-    return {
-        "path": outcome.path,
-        "status": outcome.status,
-        "name": None if sizes is None else sizes.name,
-        "gpu": None if sizes is None else sizes.gpu,
-        "needed_bytes": outcome.needed_bytes,
-        "basis": outcome.basis or None,
-        "is_bound": outcome.is_bound,
-        "interval": _interval(outcome.interval),
-        "not_modelled": list(outcome.unmodelled),
-        "limit_bytes": outcome.limit_bytes,
-        "limit": outcome.limit or None,
-        "margin_bytes": None if sizes is None else outcome.margin_bytes,
-        "allocated_bytes": None if sizes is None else sizes.allocated,
-        "reserved_bytes": None if sizes is None else sizes.reserved,
-        "device_bytes": None if sizes is None else sizes.device,
-        "peak_phase": None if sizes is None else sizes.peak_phase,
-        "rank": None if sizes is None else sizes.rank,
-        "change": None if outcome.growth is None else _change(outcome.growth),
-        "message": outcome.message or None,
-        "line": outcome.line,
-        "notes": list(outcome.notes),
-    }
+    return filled(
+        CheckedConfig,
+        outcome,
+        name=None if sizes is None else sizes.name,
+        gpu=None if sizes is None else sizes.gpu,
+        basis=outcome.basis or None,
+        interval=_interval(outcome.interval),
+        not_modelled=list(outcome.unmodelled),
+        limit=outcome.limit or None,
+        margin_bytes=None if sizes is None else outcome.margin_bytes,
+        allocated_bytes=None if sizes is None else sizes.allocated,
+        reserved_bytes=None if sizes is None else sizes.reserved,
+        device_bytes=None if sizes is None else sizes.device,
+        peak_phase=None if sizes is None else sizes.peak_phase,
+        rank=None if sizes is None else sizes.rank,
+        change=None if outcome.growth is None else _change(outcome.growth),
+        message=outcome.message or None,
+    )
 
 
 def _interval(found: tuple[int, int] | None) -> CheckedInterval | None:
@@ -128,3 +129,50 @@ def _change(growth: PeakGrowth) -> Change:
         "difference_bytes": growth.difference,
         "allowed_bytes": growth.allowed,
     }
+
+
+class DiffRun(TypedDict):
+    """One of the two runs."""
+
+    name: str
+    peak_phase: str
+    fits: bool | None
+
+
+class DiffLine(TypedDict):
+    """One quantity of both runs, and the difference B minus A."""
+
+    a: int | None
+    b: int | None
+    difference: int | None
+
+
+class DiffDocument(TypedDict):
+    """The document that `diff --format json` prints."""
+
+    schema_version: Literal[1]
+    a: DiffRun
+    b: DiffRun
+    components: dict[str, DiffLine]
+    totals: dict[str, DiffLine]
+    phases: dict[str, DiffLine]
+
+
+def difference_document(difference: Comparison) -> DiffDocument:
+    """Return the document of a comparison of two runs."""
+    return {
+        "schema_version": 1,
+        "a": _run(difference.a),
+        "b": _run(difference.b),
+        "components": _lines(difference.components),
+        "totals": _lines(difference.totals),
+        "phases": _lines(difference.phases),
+    }
+
+
+def _run(result: Result) -> DiffRun:
+    return {"name": result.spec.name, "peak_phase": result.ledger.peak_phase, "fits": result.fits}
+
+
+def _lines(lines: Iterable[ComparisonLine]) -> dict[str, DiffLine]:
+    return {line.name: filled(DiffLine, line) for line in lines}

@@ -8,7 +8,7 @@ from typing import Literal, cast
 from typing_extensions import TypedDict
 
 from memcalc.documents.result import AssumptionRow
-from memcalc.documents.shared import SCHEMA_VERSION, Gpu, LimitRow, OutsideAllocated, gpu, limit_row
+from memcalc.documents.shared import SCHEMA_VERSION, Gpu, LimitRow, OutsideAllocated, filled, limit_row
 from memcalc.ledger.verdict import Answer
 from memcalc.nullcuda.result import NOT_MODELLED, DryRun, PythonProcess, Usage
 from memcalc.nullcuda.sweep import Sweep
@@ -178,7 +178,7 @@ def dry_run_document(run: DryRun) -> DryRunDocument:
         "outside_allocated": None if peak is None else _outside(run, peak),
         "phases": None,
         "ledger": None,
-        "gpu": gpu(run.gpu),
+        "gpu": filled(Gpu, run.gpu),
         "verdict": run.answer,
         "fits": run.fits,
         "headroom_bytes": run.headroom_bytes,
@@ -200,14 +200,8 @@ def dry_run_document(run: DryRun) -> DryRunDocument:
 
 
 def _peak(usage: Usage) -> CardPeak:
-    return {
-        "phase": None,
-        "rank": {} if usage.rank is None else {"rank": usage.rank},
-        "allocated_bytes": usage.allocated_bytes,
-        "reserved_bytes": usage.reserved_bytes,
-        "device_bytes": usage.device_bytes,
-        "confidence": "allocator",
-    }
+    rank = {} if usage.rank is None else {"rank": usage.rank}
+    return filled(CardPeak, usage, phase=None, rank=rank, confidence="allocator")
 
 
 def _outside(run: DryRun, usage: Usage) -> OutsideAllocated:
@@ -219,32 +213,14 @@ def _outside(run: DryRun, usage: Usage) -> OutsideAllocated:
 
 
 def _process(process: PythonProcess) -> ProcessReport:
-    return {
-        "pid": process.number,
-        "rank": process.rank,
-        "arguments": masked(process.arguments),
-        "torch": process.torch,
-        "steps": process.steps,
-        "failure": None if process.failure is None else {"type": process.failure[0], "message": process.failure[1]},
-        "reads": process.reads,
-        "small_reads": process.small_reads,
-        "masks": process.masks,
-        "unknown_reads": [{"where": read.location, "count": read.count} for read in process.unknown_reads],
-        "choices": process.choices,
-        "checkpoints": process.checkpoints,
-        "unmodelled": list(process.unmodelled),
-        "cards": [
-            {
-                "device": usage.device,
-                "allocated_bytes": usage.allocated_bytes,
-                "reserved_bytes": usage.reserved_bytes,
-                "device_bytes": usage.device_bytes,
-                "alloc_retries": usage.retries,
-                "ooms": usage.ooms,
-            }
-            for usage in process.usages
-        ],
-        "allocations": [
-            {"device": a.device, "where": a.location, "bytes": a.bytes, "count": a.count} for a in process.allocations
-        ],
-    }
+    failure = process.failure
+    return filled(
+        ProcessReport,
+        process,
+        pid=process.number,
+        arguments=masked(process.arguments),
+        failure=None if failure is None else {"type": failure[0], "message": failure[1]},
+        unknown_reads=[filled(Read, read, where=read.location) for read in process.unknown_reads],
+        cards=[filled(CardUsage, usage, alloc_retries=usage.retries) for usage in process.usages],
+        allocations=[filled(Line, line, where=line.location) for line in process.allocations],
+    )

@@ -14,20 +14,20 @@ from memcalc.documents.shared import (
     LimitRow,
     OutsideAllocated,
     by_name,
+    filled,
     interval,
     limit_row,
-    outside_allocated,
 )
 from memcalc.exporters.completion import Export
 from memcalc.ledger.result import Result
 from memcalc.ledger.verdict import Answer
-from memcalc.search.costs import TERMS, Costs
+from memcalc.search.costs import TERMS
 from memcalc.search.maxima import Maximum
 from memcalc.search.offers import Offer
 from memcalc.search.ranking import BestLayout, Ranking
 from memcalc.search.result import FitResult, Nearest
 from memcalc.spec.spec import Spec
-from memcalc.verdict.reasons import Reason, Remedy
+from memcalc.verdict.reasons import Reason
 
 
 class FitGpu(TypedDict):
@@ -328,17 +328,15 @@ def fit_document(answer: FitResult, written: Export | None = None, file: Path | 
         "name": answer.name,
         "verdict": answer.verdict,
         "fits": answer.fits,
-        "gpu": {"name": answer.gpu.name, "usable_bytes": answer.gpu.usable_bytes},
+        "gpu": filled(FitGpu, answer.gpu),
         "gpus": answer.gpus,
-        "system": {
-            "node": system.node,
-            "link": system.link,
-            "link_bytes_per_second": system.link_bytes,
-            "network_bytes_per_second": system.nic_bytes,
-            "flops": system.flops,
-            "source": system.source,
-            "assumed": system.assumed or None,
-        },
+        "system": filled(
+            FitSystem,
+            system,
+            link_bytes_per_second=system.link_bytes,
+            network_bytes_per_second=system.nic_bytes,
+            assumed=system.assumed or None,
+        ),
         "sequences_per_step": answer.sequences,
         "as_it_is": None if answer.unchanged is None else _sized(answer.unchanged),
         "not_as_it_is": answer.unasked or None,
@@ -362,24 +360,14 @@ def fit_document(answer: FitResult, written: Export | None = None, file: Path | 
 
 def layout_fields(spec: Spec) -> FitLayout:
     """Return the fields of a layout under their names in a configuration."""
-    parallelism, training = spec.parallelism, spec.training
-    recompute = training.recompute
-    return {
-        "tensor_parallel": parallelism.tensor_parallel,
-        "sequence_parallel": parallelism.sequence_parallel,
-        "context_parallel": parallelism.context_parallel,
-        "expert_parallel": parallelism.expert_parallel,
-        "pipeline_parallel": parallelism.pipeline_parallel,
-        "schedule": parallelism.schedule,
-        "virtual_stages": parallelism.virtual_stages,
-        "data_parallel": parallelism.data_parallel,
-        "data_parallel_replicate": parallelism.data_parallel_replicate,
-        "zero_stage": parallelism.zero_stage,
-        "engine": parallelism.engine,
-        "recompute": recompute if isinstance(recompute, str) else list(recompute),
-        "micro_batch_size": training.micro_batch_size,
-        "gradient_accumulation_steps": training.gradient_accumulation_steps,
-    }
+    training, recompute = spec.training, spec.training.recompute
+    return filled(
+        FitLayout,
+        spec.parallelism,
+        recompute=recompute if isinstance(recompute, str) else list(recompute),
+        micro_batch_size=training.micro_batch_size,
+        gradient_accumulation_steps=training.gradient_accumulation_steps,
+    )
 
 
 def _layouts(answer: FitResult, ranking: Ranking) -> FitLayouts:
@@ -387,7 +375,11 @@ def _layouts(answer: FitResult, ranking: Ranking) -> FitLayouts:
         "tried": ranking.tried,
         "undecided": ranking.undecided,
         "fitting": [
-            {**layout_fields(found.spec), "device_bytes": found.device_bytes, "cost_seconds": _costs(found.costs)}
+            {
+                **layout_fields(found.spec),
+                "device_bytes": found.device_bytes,
+                "cost_seconds": filled(FitCosts, found.costs),
+            }
             for found in ranking.fitting
         ],
         "best": [_best(found) for found in answer.best],
@@ -395,21 +387,7 @@ def _layouts(answer: FitResult, ranking: Ranking) -> FitLayouts:
 
 
 def _best(found: BestLayout) -> FitBest:
-    return {**layout_fields(found.result.spec), **_sized(found.result), "cost_seconds": _costs(found.costs)}
-
-
-def _costs(costs: Costs) -> FitCosts:
-    return {
-        "compute": costs.compute,
-        "recompute": costs.recompute,
-        "tensor": costs.tensor,
-        "context": costs.context,
-        "expert": costs.expert,
-        "pipeline": costs.pipeline,
-        "bubble": costs.bubble,
-        "data": costs.data,
-        "total": costs.total,
-    }
+    return {**layout_fields(found.result.spec), **_sized(found.result), "cost_seconds": filled(FitCosts, found.costs)}
 
 
 def _sized(result: Result) -> FitSized:
@@ -424,28 +402,26 @@ def _sized(result: Result) -> FitSized:
         "allocated_bytes": ledger.peak_bytes,
         "device_bytes": headline.device_bytes,
         "components": by_name(ledger.components(ledger.peak_phase)),
-        "outside_allocated": outside_allocated(headline.outside),
+        "outside_allocated": filled(OutsideAllocated, headline.outside),
     }
 
 
 def _maximum(found: Maximum) -> FitMaximum:
-    return {
-        "value": found.value,
-        "close": found.is_close,
-        "at_most": found.is_at_most,
-        "now": found.now,
-        "step": found.step or None,
-        "next_value": found.next_value,
-        "next_device_bytes": found.next_bytes,
-        "next_verdict": None if found.next_verdict is None else found.next_verdict.answer,
-        "end": found.end or None,
-        "neighbours_tried": found.above,
-        "smaller_that_do_not_fit": list(found.gaps),
-        "parameters": found.parameters,
-        "set": list(found.overrides),
-        "note": found.note or None,
-        "estimate": None if found.result is None else _sized(found.result),
-    }
+    return filled(
+        FitMaximum,
+        found,
+        close=found.is_close,
+        at_most=found.is_at_most,
+        step=found.step or None,
+        next_device_bytes=found.next_bytes,
+        next_verdict=None if found.next_verdict is None else found.next_verdict.answer,
+        end=found.end or None,
+        neighbours_tried=found.above,
+        smaller_that_do_not_fit=list(found.gaps),
+        set=list(found.overrides),
+        note=found.note or None,
+        estimate=None if found.result is None else _sized(found.result),
+    )
 
 
 def _minima(answer: FitResult) -> FitMinima:
@@ -456,14 +432,14 @@ def _minima(answer: FitResult) -> FitMinima:
         return {
             "gpu_kind": answer.smallest.gpu.name if answer.smallest else None,
             "cards": [
-                {
-                    "name": sized.gpu.name,
-                    "device_bytes": sized.device_bytes,
-                    "usable_bytes": sized.gpu.usable_bytes,
-                    "verdict": sized.verdict.answer,
-                    "fits": sized.verdict.fits,
-                    "lacks": sized.lacks or None,
-                }
+                filled(
+                    FitCard,
+                    sized.gpu,
+                    device_bytes=sized.device_bytes,
+                    verdict=sized.verdict.answer,
+                    fits=sized.verdict.fits,
+                    lacks=sized.lacks or None,
+                )
                 for sized in answer.gpu_verdicts
             ],
         }
@@ -475,23 +451,23 @@ def _minima(answer: FitResult) -> FitMinima:
             full = answer.all_recomputed
             return {"recompute": None, "all_recomputed": None if full is None else _sized(full)}
         plan = found.recompute if isinstance(found.recompute, str) else list(found.recompute)
-        return {"recompute": {"plan": plan, "layers": found.layers, "of": found.of, "device_bytes": found.device_bytes}}
+        return {"recompute": filled(FitRecompute, found, plan=plan)}
     return {}
 
 
 def _offer(offer: Offer) -> FitOffer:
     found = offer.layouts
-    return {
-        "name": offer.gpu.name,
-        "price_per_hour": offer.price,
-        "verdict": offer.verdict,
-        "lacks": offer.lacks or None,
-        "may_be_fewer": offer.may_be_fewer,
-        "gpus": None if found is None else found.gpus,
-        "all_per_hour": offer.hourly,
-        "per_million_tokens": None if found is None else offer.of_tokens,
-        "layout": None if found is None else layout_fields(found.best[0].result.spec),
-    }
+    return filled(
+        FitOffer,
+        offer,
+        name=offer.gpu.name,
+        price_per_hour=offer.price,
+        lacks=offer.lacks or None,
+        gpus=None if found is None else found.gpus,
+        all_per_hour=offer.hourly,
+        per_million_tokens=None if found is None else offer.of_tokens,
+        layout=None if found is None else layout_fields(found.best[0].result.spec),
+    )
 
 
 def _nearest(found: Nearest) -> FitNearest:
@@ -509,20 +485,11 @@ def _nearest(found: Nearest) -> FitNearest:
 
 
 def _reason(reason: Reason) -> FitReason:
-    return {
-        "phase": reason.phase,
-        "largest": {part.value: size for part, size in reason.largest},
-        "optimizer_lists": reason.lists,
-        "fragmented": reason.fragmented,
-        "remedy": None if reason.remedy is None else _remedy(reason.remedy),
-    }
-
-
-def _remedy(remedy: Remedy) -> FitRemedy:
-    return {
-        "set": list(remedy.overrides),
-        "device_bytes": remedy.device_bytes,
-        "cost": remedy.cost,
-        "host_bytes": remedy.host_bytes,
-        "node_host_bytes": remedy.node_host_bytes,
-    }
+    remedy = reason.remedy
+    return filled(
+        FitReason,
+        reason,
+        largest={part.value: size for part, size in reason.largest},
+        optimizer_lists=reason.lists,
+        remedy=None if remedy is None else filled(FitRemedy, remedy, set=list(remedy.overrides)),
+    )

@@ -8,6 +8,7 @@ from typing import Any, NotRequired, cast
 from typing_extensions import TypedDict
 
 from memcalc.documents.result import Document, document
+from memcalc.documents.shared import filled
 from memcalc.validation.predicted_vs_measured import PredictedVsMeasured
 from memcalc.validation.record_comparison import RecordComparison, operator_differences, run_of
 from memcalc.validation.suite import SuiteOutcome
@@ -177,15 +178,4 @@ def _traced(compared: RecordComparison, trace: str) -> TracedRecords:
 
 
 def _errors(errors: Sequence[PredictionErrors]) -> list[ErrorRow]:
-    return [
-        {
-            "name": each.name,
-            "runs": len(each.shares),
-            "median": each.median,
-            "p95": each.p95,
-            "worst": each.worst,
-            "under": each.under,
-            "exact": each.exact,
-        }
-        for each in errors
-    ]
+    return [filled(ErrorRow, each, runs=len(each.shares)) for each in errors]

@@ -11,6 +11,7 @@ from memcalc.diagnosis.changes import ExplainedReport
 from memcalc.diagnosis.diagnosis import Diagnosis, Finding
 from memcalc.diagnosis.report import Framework
 from memcalc.diagnosis.sizes import PrintedSize
+from memcalc.documents.shared import filled
 
 
 class OomDevice(TypedDict):
@@ -183,41 +184,28 @@ def _report(finding: Finding) -> OomReport:
         "free": account.free,
         "room": account.available,
     }
-    return {
-        "framework": report.framework,
-        "wording": report.wording,
-        "line": report.line,
-        "count": report.count,
-        "speakers": list(report.sources),
-        "device": {"kind": report.device_type, "index": report.device},
-        "phase": report.phase or None,
-        "tensor": report.tensor or None,
-        "operator": report.operator or None,
-        "advised_setting": report.setting or None,
-        "figures": {name: _figure(figure) for name, figure in report.figures.by_name().items()},
-        "buffers": {name: _figure(figure) for name, figure in report.figures.buffers},
-        "processes": [
+    return filled(
+        OomReport,
+        report,
+        speakers=list(report.sources),
+        device={"kind": report.device_type, "index": report.device},
+        phase=report.phase or None,
+        tensor=report.tensor or None,
+        operator=report.operator or None,
+        advised_setting=report.setting or None,
+        figures={name: _figure(figure) for name, figure in report.figures.by_name().items()},
+        buffers={name: _figure(figure) for name, figure in report.figures.buffers},
+        processes=[
             {"pid": holder.pid, **_figure(holder.bytes), "this_process": holder.pid == account.own_pid}
             for holder in report.holders
         ],
-        "account": {name: None if figure is None else figure.bytes for name, figure in parts.items()},
-        "shortfall_bytes": account.shortfall,
-        "cause": cause.name,
-        "fragmented": cause.fragmented,
-        "checks": [
-            {
-                "relation": check.relation,
-                "holds": check.holds,
-                "off_bytes": check.off_bytes,
-                "meaning": check.meaning or None,
-            }
-            for check in finding.checks
-        ],
-        "advice": [
-            {"lever": advice.lever, "effect": advice.effect, "gain_bytes": advice.gain_bytes, "enough": advice.enough}
-            for advice in finding.advice
-        ],
-    }
+        account={name: None if figure is None else figure.bytes for name, figure in parts.items()},
+        shortfall_bytes=account.shortfall,
+        cause=cause.name,
+        fragmented=cause.fragmented,
+        checks=[filled(OomCheck, check, meaning=check.meaning or None) for check in finding.checks],
+        advice=[filled(OomAdvice, advice) for advice in finding.advice],
+    )
 
 
 def _figure(figure: PrintedSize) -> OomFigure:
@@ -244,16 +232,14 @@ def _config(explained: ExplainedReport) -> OomConfig:
             "replayed": needed.errors.replayed,
         },
         "changes": [
-            {
-                "levers": list(change.levers),
-                "set": list(change.overrides),
-                "cost": change.cost,
-                "result": change.result,
-                "allocated_bytes": change.allocated,
-                "saved_bytes": change.saved,
-                "needed_bytes": change.needed,
-                "fits": change.fits,
-            }
+            filled(
+                OomChange,
+                change,
+                set=list(change.overrides),
+                allocated_bytes=change.allocated,
+                saved_bytes=change.saved,
+                needed_bytes=change.needed,
+            )
             for change in explained.changes
         ],
         "notes": list(explained.notes),

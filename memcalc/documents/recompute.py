@@ -9,6 +9,7 @@ from typing_extensions import TypedDict
 
 from memcalc.documents.shared import SCHEMA_VERSION, IntervalBytes, LimitRow, SpecDocument, interval, limit_row
 from memcalc.ledger.verdict import Answer
+from memcalc.recomputation import batch_gain
 from memcalc.recomputation.chain_file import ChainPlanning
 from memcalc.recomputation.evaluation import Evaluation
 from memcalc.recomputation.recommendation import RecomputeResult
@@ -219,13 +220,7 @@ def planning_document(planning: RecomputeResult, checked: list[DeviceVerificatio
             {**_price(point.evaluation), "recompute": configured.recompute(point.plan.items)}
             for point in planning.front
         ],
-        "largest_micro_batch": {
-            "without": planning.gain.without,
-            "with": planning.gain.most,
-            "slow_down": planning.gain.slow_down,
-            "pays_below_share_of_rate": planning.gain.pays_below,
-            "replayed": planning.gain.replayed,
-        },
+        "largest_micro_batch": {**_gain(planning.gain), "replayed": planning.gain.replayed},
         "offload": _offload(planning),
         "blocks": [block._asdict() for block in configured.chain.blocks],
         "frameworks": {
@@ -272,14 +267,7 @@ def chain_document(planning: ChainPlanning) -> ChainDocument:
         ],
         "blocks": [block._asdict() for block in chain.blocks],
         "batch": planning.batch,
-        "largest_batch": None
-        if gain is None
-        else {
-            "without": gain.without,
-            "with": gain.most,
-            "slow_down": gain.slow_down,
-            "pays_below_share_of_rate": gain.pays_below,
-        },
+        "largest_batch": None if gain is None else _gain(gain),
     }
 
 
@@ -301,6 +289,15 @@ def _price(evaluation: Evaluation) -> RecomputePrice:
         "moment": peak_place(evaluation),
         "kept_bytes": evaluation.saved_bytes,
         "again_flops": evaluation.recompute_flops,
+    }
+
+
+def _gain(gain: batch_gain.Gain) -> Gain:
+    return {
+        "without": gain.without,
+        "with": gain.most,
+        "slow_down": gain.slow_down,
+        "pays_below_share_of_rate": gain.pays_below,
     }
 
 

@@ -9,12 +9,11 @@ from typing_extensions import TypedDict
 
 from memcalc.allocator.result import CounterSample
 from memcalc.allocator.views import BlockView, SegmentView, State
-from memcalc.documents.shared import Gpu, gpu
+from memcalc.documents.shared import Gpu, filled
 from memcalc.documents.timeline import component_name
 from memcalc.events.event import Event
 from memcalc.replaying import ReplayComparison, Trial
-from memcalc.snapshots.composition import Composition
-from memcalc.snapshots.releases import release_of
+from memcalc.snapshots.verification import release_of
 
 SAMPLES = 200  # points of the memory curve, at most
 
@@ -192,7 +191,7 @@ def replay_document(replay: ReplayComparison) -> ReplayDocument:
         "events": len(replay.source.events),
         "allocator": replay.trials[0].policy,
         "settings": replay.trials[0].config,
-        "gpu": None if gpu_spec is None else gpu(gpu_spec),
+        "gpu": None if gpu_spec is None else filled(Gpu, gpu_spec),
         "fits": None if gpu_spec is None else not replay.failed,
         "peak": _point(replay.result.peak_allocated_sample, replay),
         "most_reserved": _point(replay.result.peak_reserved_sample, replay),
@@ -201,12 +200,7 @@ def replay_document(replay: ReplayComparison) -> ReplayDocument:
         "trials": [_trial(trial) for trial in replay.trials],
         "recommendation": None
         if found is None
-        else {
-            "allocator": found.trial.policy,
-            "settings": found.trial.config,
-            "saved_bytes": found.saved_bytes,
-            "makes_it_fit": found.makes_it_fit,
-        },
+        else filled(ReplayRecommendation, found, allocator=found.trial.policy, settings=found.trial.config),
         "shown_event": replay.shown_event,
         "segments": [_segment(segment, replay.owners) for segment in replay.segments],
         "statistics": replay.result.statistics,
@@ -235,49 +229,36 @@ def _samples(replay: ReplayComparison) -> list[list[int]]:
 
 def _trial(trial: Trial) -> ReplayTrial:
     result = trial.result
+    named: ReplayTrial = {"allocator": trial.policy, "settings": trial.config, "refused": trial.refused or None}
     if result is None:
-        return {"allocator": trial.policy, "settings": trial.config, "refused": trial.refused or None}
-    failure = result.failure
-    return {
-        "allocator": trial.policy,
-        "settings": trial.config,
-        "refused": trial.refused or None,
-        "fits": result.fits,
-        "peak_allocated_bytes": result.peak_allocated,
-        "peak_reserved_bytes": result.peak_reserved,
-        "peak_device_bytes": result.peak_device,
-        "device_allocations": result.device_allocations,
-        "device_frees": result.device_frees,
-        "failure": None if failure is None else {"event": failure.event, "message": failure.message},
-    }
+        return named
+    return filled(
+        ReplayTrial,
+        result,
+        **named,
+        peak_allocated_bytes=result.peak_allocated,
+        peak_reserved_bytes=result.peak_reserved,
+        peak_device_bytes=result.peak_device,
+        failure=None if result.failure is None else filled(ReplayFailure, result.failure),
+    )
 
 
 def _segment(segment: SegmentView, owners: Mapping[int, Event]) -> ReplaySegment:
-    return {
-        "address": segment.address,
-        "total_size": segment.total_size,
-        "allocated_size": segment.allocated_size,
-        "active_size": segment.active_size,
-        "requested_size": segment.requested_size,
-        "stream": segment.stream,
-        "segment_type": segment.segment_type,
-        "segment_pool_id": segment.segment_pool_id,
-        "is_expandable": segment.is_expandable,
-        "blocks": [
-            _block(block, owners.get(block.address) if block.state != "inactive" else None) for block in segment.blocks
-        ],
-    }
+    blocks = [
+        _block(block, owners.get(block.address) if block.state != "inactive" else None) for block in segment.blocks
+    ]
+    return filled(ReplaySegment, segment, blocks=blocks)
 
 
 def _block(block: BlockView, owner: Event | None) -> ReplayBlock:
-    return {
-        "address": block.address,
-        "bytes": block.size,
-        "requested_bytes": block.requested_size,
-        "state": block.state,
-        "component": None if owner is None or owner.component is None else owner.component.value,
-        "line": None if owner is None else owner.line or None,
-    }
+    return filled(
+        ReplayBlock,
+        block,
+        bytes=block.size,
+        requested_bytes=block.requested_size,
+        component=None if owner is None or owner.component is None else owner.component.value,
+        line=None if owner is None else owner.line or None,
+    )
 
 
 def _recording(replay: ReplayComparison) -> SnapshotReport | None:
@@ -297,28 +278,16 @@ def _recording(replay: ReplayComparison) -> SnapshotReport | None:
         "requested_peak_bytes": found.peak_bytes,
         "components": {component_name(component): size for component, size in found.by_component.items()},
         "lines": [
-            {
-                "line": line.location,
-                "component": line.component.value if line.component else None,
-                "bytes": line.bytes,
-                "tensors": line.tensors,
-                "largest_bytes": line.largest,
-            }
+            filled(
+                SnapshotLine,
+                line,
+                line=line.location,
+                component=line.component.value if line.component else None,
+                largest_bytes=line.largest,
+            )
             for line in found.lines
         ],
         "steps": found.steps,
-        "leaks": [
-            {"line": leak.location, "steps": leak.steps, "tensors": leak.tensors, "bytes": leak.bytes}
-            for leak in found.leaks
-        ],
-        "end": _end(found),
-    }
-
-
-def _end(found: Composition) -> SnapshotEnd:
-    return {
-        "allocated_bytes": found.allocated_bytes,
-        "reserved_bytes": found.reserved_bytes,
-        "inactive_split_bytes": found.inactive_split_bytes,
-        "rounding_bytes": found.rounding_bytes,
+        "leaks": [filled(SnapshotLeak, leak, line=leak.location) for leak in found.leaks],
+        "end": filled(SnapshotEnd, found),
     }

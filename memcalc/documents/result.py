@@ -14,16 +14,14 @@ from memcalc.documents.shared import (
     OutsideAllocated,
     SpecDocument,
     by_name,
-    gpu,
+    filled,
     interval,
     limit_row,
-    outside_allocated,
 )
 from memcalc.ledger.ledger import Ledger
 from memcalc.ledger.result import Confidence, Generation, ModuleResult, Result, Source
 from memcalc.ledger.row import Row
 from memcalc.ledger.verdict import Answer
-from memcalc.spec.origin import Assumption
 
 
 class ModelCounts(TypedDict):
@@ -188,18 +186,8 @@ def document(result: Result | ModuleResult) -> Document:
         "device": result.device,
         "name": result.name,
         "spec": None if run is None else run.spec.model_dump(mode="json"),
-        "model": {
-            "parameters": result.parameters,
-            "trainable_parameters": result.trainable_parameters,
-            "buffer_elements": result.buffer_elements,
-        },
-        "textbook": None
-        if run is None or run.textbook is None
-        else {
-            "parameters": run.textbook.parameters,
-            "model_state_bytes": run.textbook.model_state_bytes,
-            "activation_bytes": run.textbook.activation_bytes,
-        },
+        "model": filled(ModelCounts, result),
+        "textbook": None if run is None or run.textbook is None else filled(TextbookFigures, run.textbook),
         "peak": {
             "phase": ledger.peak_phase,
             "rank": headline.rank,
@@ -209,7 +197,7 @@ def document(result: Result | ModuleResult) -> Document:
             "confidence": result.confidence,
         },
         "components": by_name(ledger.components(ledger.peak_phase)),
-        "outside_allocated": outside_allocated(headline.outside),
+        "outside_allocated": filled(OutsideAllocated, headline.outside),
         "phases": [
             {
                 "phase": phase,
@@ -219,14 +207,16 @@ def document(result: Result | ModuleResult) -> Document:
             for phase in ledger.phases
         ],
         "ledger": [_row(row) for row in ledger.rows],
-        "gpu": None if result.gpu is None else gpu(result.gpu),
+        "gpu": None if result.gpu is None else filled(Gpu, result.gpu),
         "verdict": result.verdict,
         "fits": result.fits,
         "headroom_bytes": result.headroom_bytes,
         "interval": interval(result.judgement),
         "limits": [limit_row(limit) for limit in result.limits],
         "not_modelled": list(result.not_modelled),
-        "assumptions": [] if run is None else [_assumption_row(each) for each in run.spec.origin.assumptions],
+        "assumptions": []
+        if run is None
+        else [filled(AssumptionRow, each, what=each.choice) for each in run.spec.origin.assumptions],
         "notes": list(result.notes),
     }
     if headline.host is not None:
@@ -248,28 +238,7 @@ def document_with_sources(result: Result | ModuleResult, **sources: Result) -> S
 
 
 def _kv_cache(found: Generation) -> KvCache:
-    largest = found.largest
-    return {
-        "bytes_per_token": found.bytes_per_token,
-        "bytes_per_sequence": found.bytes_per_sequence,
-        "largest": None
-        if largest is None
-        else {
-            "batch_size": largest.batch_size,
-            "context_length": largest.context_length,
-            "all_positions": largest.all_positions,
-        },
-    }
-
-
-def _assumption_row(assumption: Assumption) -> AssumptionRow:
-    return {
-        "field": assumption.field,
-        "what": assumption.choice,
-        "taken": assumption.taken,
-        "otherwise": assumption.otherwise,
-        "moved_bytes": assumption.moved_bytes,
-    }
+    return filled(KvCache, found, largest=None if found.largest is None else filled(LargestFit, found.largest))
 
 
 def _host(ledger: Ledger) -> Host:
@@ -284,15 +253,4 @@ def _host(ledger: Ledger) -> Host:
 
 
 def _row(row: Row) -> LedgerRow:
-    return {
-        "component": row.component.value,
-        "module": row.module,
-        "tensor": row.tensor,
-        "shape": list(row.shape),
-        "dtype": row.dtype,
-        "count": row.count,
-        "bytes": row.bytes,
-        "phases": list(row.phases),
-        "formula": row.formula,
-        "citation": row.citation,
-    }
+    return filled(LedgerRow, row, component=row.component.value)

@@ -10,8 +10,7 @@ from pydantic import ConfigDict, TypeAdapter, with_config
 from typing_extensions import get_original_bases, is_typeddict
 
 from memcalc.documents.cells import CellsDocument
-from memcalc.documents.check import CheckDocument
-from memcalc.documents.diff import DiffDocument
+from memcalc.documents.check import CheckDocument, DiffDocument
 from memcalc.documents.dry_run import DryRunDocument, DryRunSweepDocument
 from memcalc.documents.fit import FitDocument
 from memcalc.documents.measure import ComparedDocument, RecordsDocument, SuiteDocument

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import GetPydanticSchema
 from typing_extensions import TypedDict
 
 from memcalc.ledger.component import Component
-from memcalc.ledger.result import OutsideMemory
 from memcalc.ledger.verdict import Verdict
-from memcalc.spec.hardware.gpus import GpuSpec
 from memcalc.spec.limits import Limit, Overcount
 from memcalc.spec.spec import Spec
 
 SCHEMA_VERSION: Literal[2] = 2
+
+Keys = TypeVar("Keys")  # a typed dictionary
 
 # A resolved configuration, as `Spec.model_dump(mode="json")` returns it.
 SpecDocument = Annotated[dict[str, Any], GetPydanticSchema(lambda _, handler: handler(Spec))]
@@ -64,18 +64,17 @@ class LimitRow(TypedDict):
     gradients, master weights and optimizer state), precision (also the bits per weight beyond 4), or all"""
 
 
-def gpu(gpu: GpuSpec) -> Gpu:
-    """Return a GPU with its memory."""
-    return {"name": gpu.name, "advertised_bytes": gpu.advertised_bytes, "usable_bytes": gpu.usable_bytes}
+def filled(kind: type[Keys], source: object, **rest: object) -> Keys:
+    """Return a part of a document: each key is the source's field of that name, unless `rest` has it.
 
-
-def outside_allocated(outside: OutsideMemory) -> OutsideAllocated:
-    """Return the device memory outside allocated blocks."""
-    return {
-        "cached_segments": outside.cached_segments,
-        "device_context": outside.device_context,
-        "communication_library": outside.communication_library,
-    }
+    Args:
+        kind: the typed dictionary.
+        source: the object with the fields; its tuples become lists.
+        rest: the keys that it has under other names, or otherwise.
+    """
+    own = ((name, getattr(source, name)) for name in kind.__annotations__ if name not in rest)
+    copied = {name: list(value) if isinstance(value, tuple) else value for name, value in own}
+    return cast("Keys", {name: (copied | rest)[name] for name in kind.__annotations__})
 
 
 def interval(verdict: Verdict | None) -> IntervalBytes | None:
@@ -96,12 +95,7 @@ def interval(verdict: Verdict | None) -> IntervalBytes | None:
 
 def limit_row(limit: Limit) -> LimitRow:
     """Return a feature that is not modelled."""
-    return {
-        "what": limit.feature,
-        "holds_memory": limit.holds_memory,
-        "at_least_bytes": limit.at_least_bytes,
-        "overcounts": limit.overcounts,
-    }
+    return filled(LimitRow, limit, what=limit.feature)
 
 
 def by_name(components: Mapping[Component, int]) -> dict[str, int]:

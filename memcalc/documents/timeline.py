@@ -6,6 +6,7 @@ from typing import Literal
 
 from typing_extensions import TypedDict
 
+from memcalc.documents.shared import filled
 from memcalc.events.memory_curve import MemoryCurve
 from memcalc.ledger.component import Component
 from memcalc.ledger.result import Source
@@ -92,7 +93,7 @@ def timeline_document(curve: MemoryCurve, name: str, source: Source, points: int
             "allocated_bytes": curve.peak_bytes,
             "reserved_bytes": None if curve.reserved is None else max(curve.reserved, default=0),
         },
-        "phases": [{"phase": span.phase, "begin": span.begin, "end": span.end} for span in outline.spans],
+        "phases": [filled(TimelinePhase, span) for span in outline.spans],
         "points": {
             "begin": [interval.begin for interval in outline.stretches],
             "event": [interval.event for interval in outline.stretches],

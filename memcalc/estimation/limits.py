@@ -14,16 +14,16 @@ from memcalc.layout.schedules import ORDERED, uses_pipelining
 from memcalc.layout.sequence_sharding import has_ring_attention
 from memcalc.layout.weight_layout import split_by_dtensor
 from memcalc.spec.defaults import takes_math_kernel
-from memcalc.spec.dtensor_plan import unsplittable
 from memcalc.spec.hardware.gpus import GpuSpec, find_gpu
 from memcalc.spec.hardware.kernels import gpu_omissions, missing_kernel
 from memcalc.spec.layers import fills_windows
 from memcalc.spec.limits import Limit
 from memcalc.spec.model import ModelSpec
-from memcalc.spec.model_families.conversion import family_omissions
+from memcalc.spec.model_families.files import family_named
 from memcalc.spec.spec import Spec
 from memcalc.spec.towers import masks_given_images, tower_trains
 from memcalc.spec.training import LIGER_FAMILIES
+from memcalc.spec.untraced_features import unsplittable
 from memcalc.spec.zero import FULLY_SHARDED
 from memcalc.states.state_options import state_options
 
@@ -165,8 +165,8 @@ def _training(spec: Spec) -> Iterator[tuple[str, bool]]:
         yield "the activations of attention sinks", True
     for what in OPTIMIZER_OMISSIONS.get(training.optimizer, ()):
         yield what, True
-    if training.implementation == "plain":
-        for what in family_omissions(model.architecture):
+    if training.implementation == "plain" and model.architecture is not None:
+        for what in family_named(model.architecture).not_modelled:
             yield what, True
     if model.moe is not None:  # no field of the run requests it
         yield IMBALANCE, False

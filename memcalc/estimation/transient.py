@@ -26,20 +26,13 @@ from memcalc.states.upcast_weights import upcast_weights
 
 
 class SharedPeakPhases(NamedTuple):
-    """Phases that share one peak, for example the first and later steps' forward.
+    """Phases that share one peak, for example the first and later steps' forward."""
 
-    Args:
-        mask: these phases.
-        recorded: the requests of each chunk of the stage, and of each rank that may hold most; the chunks run
-            sequentially.
-        phase: the pass that the phases are.
-        first: whether it is the first backward of the run, which allocates cuBLAS's workspace.
-    """
-
-    mask: int
+    mask: int  # these phases
+    # the requests of each chunk of the stage, and of each rank that may hold most; the chunks run sequentially
     recorded: list[RecordedPasses]
-    phase: str
-    first: bool
+    phase: str  # the pass that the phases are
+    first: bool  # whether it is the first backward of the run, which allocates cuBLAS's workspace
 
     def highest(self) -> PassPeak:
         """Return the peak (the first of equal ones)."""

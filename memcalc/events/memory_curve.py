@@ -1,33 +1,28 @@
-"""The memory curve of a run, from which plots and tables are made."""
+"""The memory curve of a run, from which plots and tables are made, and its log of phases."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
 
 from memcalc.events.downsampling import DownsampledTimeline, PhaseInterval, downsample, near_events, spans
-from memcalc.events.event import Event
-from memcalc.events.phase_log import PhaseLogLine, phase_log
+from memcalc.events.event import Event, EventType
 from memcalc.events.timeline import Timeline
 
 
 @dataclass(frozen=True)
 class MemoryCurve:
-    """The memory curve of an event stream, optionally with the figures of an allocator replay.
+    """The memory curve of an event stream, optionally with the figures of an allocator replay."""
 
-    Args:
-        timeline: the stream.
-        allocated: allocated bytes after each event (`History.allocated`), with fewer entries than events if the run
-            ran out of memory. None without an allocator replay; then requested bytes are used.
-        reserved: reserved bytes after each event, with the same length.
-        limit: bytes of device memory that the allocator may use.
-    """
-
-    timeline: Timeline
+    timeline: Timeline  # the stream
+    # allocated bytes after each event (`History.allocated`), with fewer entries than events if the run ran out of
+    # memory. None without an allocator replay; then requested bytes are used.
     allocated: Sequence[int] | None = None
-    reserved: Sequence[int] | None = None
-    limit: int | None = None
+    reserved: Sequence[int] | None = None  # reserved bytes after each event, with the same length
+    limit: int | None = None  # bytes of device memory that the allocator may use
 
     @property
     def totals(self) -> Sequence[int]:
@@ -70,3 +65,44 @@ class MemoryCurve:
     def notebook(self) -> list[PhaseLogLine]:
         """Return one line per phase."""
         return phase_log(self.timeline, self.allocated)
+
+
+BASELINE = "baseline"  # memory before the first phase
+
+
+class PhaseLogLine(NamedTuple):
+    """One phase. Bytes."""
+
+    phase: str
+    turn: int  # 1 for the first occurrence of the phase, 2 for the second (several micro-batches)
+    end: int  # allocated at the end of the phase
+    change: int  # relative to the previous line's `end`
+    peak: int  # peak within the phase, including its start
+    event: int  # the position of the peak; -1 for an empty baseline
+
+
+def phase_log(timeline: Timeline, allocated: Sequence[int] | None = None) -> list[PhaseLogLine]:
+    """Return one line for the baseline and one for each phase, in order.
+
+    Args:
+        timeline: the stream.
+        allocated: allocated bytes after each event (`History.allocated`), reported instead of requested bytes. A run
+            that ran out of memory has fewer entries than events; the log ends with the last entry.
+    """
+    totals = timeline.totals if allocated is None else allocated
+    marks = [i for i, event in enumerate(timeline.events[: len(totals)]) if event.kind is EventType.PHASE]
+    lines = [_line(BASELINE, 1, totals, 0, marks[0] if marks else len(totals), 0)]
+    turns: dict[str, int] = {}
+    for begin, end in pairwise([*marks, len(totals)]):
+        phase = timeline.events[begin].phase
+        turns[phase] = turns.get(phase, 0) + 1
+        lines.append(_line(phase, turns[phase], totals, begin, end, lines[-1].end))
+    return lines
+
+
+def _line(phase: str, turn: int, totals: Sequence[int], begin: int, end: int, before: int) -> PhaseLogLine:
+    within = totals[begin:end]
+    if not within:
+        return PhaseLogLine(phase, turn, before, 0, before, -1)
+    peak = max(within)
+    return PhaseLogLine(phase, turn, within[-1], within[-1] - before, peak, begin + within.index(peak))

@@ -30,19 +30,12 @@ _YAMLS_WORDS = ("true", "false", "yes", "no", "on", "off", "null", "y", "n")
 
 
 class Export(NamedTuple):
-    """A run in another program's file.
+    """A run in another program's file."""
 
-    Args:
-        program: the program of the file.
-        text: the file.
-        settings: what completes it, as `--set` takes them.
-        gpu: the run's GPU, which is no part of the file; None: it names none.
-    """
-
-    program: ExportTarget
-    text: str
-    settings: tuple[str, ...]
-    gpu: str | None
+    program: ExportTarget  # the program of the file
+    text: str  # the file
+    settings: tuple[str, ...]  # what completes it, as `--set` takes them
+    gpu: str | None  # the run's GPU, which is no part of the file; None: it names none
 
     def command(self, file: str | Path) -> list[str]:
         """Return the arguments of the command that estimates the run from the file and the settings."""

@@ -21,20 +21,13 @@ DEGREES = ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_p
 
 
 class ExportTarget(NamedTuple):
-    """A program that files can be written for.
+    """A program that files can be written for."""
 
-    Args:
-        label: its name in messages.
-        suffixes: of its files; the first is suggested.
-        engines: the sharding engines that it runs.
-        degrees: kinds of parallelism besides data that it has.
-        text: the file of a run: the run, and the name or hub id of its model, if it has one.
-    """
-
-    label: str
-    suffixes: tuple[str, ...]
-    engines: tuple[str, ...]
-    degrees: tuple[str, ...]
+    label: str  # its name in messages
+    suffixes: tuple[str, ...]  # of its files; the first is suggested
+    engines: tuple[str, ...]  # the sharding engines that it runs
+    degrees: tuple[str, ...]  # kinds of parallelism besides data that it has
+    # the file of a run: the run, and the name or hub id of its model, if it has one
     text: Callable[[Spec, str | None], str]
 
     def refusal(self, spec: Spec) -> str:

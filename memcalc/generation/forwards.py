@@ -17,17 +17,11 @@ DECODE = "decode"  # forwards between the first and the last new token: never th
 
 
 class Forward(NamedTuple):
-    """One forward pass of a generation.
+    """One forward pass of a generation."""
 
-    Args:
-        phase: its phase.
-        tokens: tokens processed per sequence.
-        before: tokens per sequence in the cache before it.
-    """
-
-    phase: str
-    tokens: int
-    before: int
+    phase: str  # its phase
+    tokens: int  # tokens processed per sequence
+    before: int  # tokens per sequence in the cache before it
 
     @property
     def after(self) -> int:
@@ -36,17 +30,11 @@ class Forward(NamedTuple):
 
 
 class LayerCache(NamedTuple):
-    """The KV cache of one layer in a forward pass.
+    """The KV cache of one layer in a forward pass."""
 
-    Args:
-        usage: how the forward uses it.
-        before: tokens per sequence that it holds before the forward.
-        after: tokens per sequence that it holds after the forward.
-    """
-
-    usage: LayerKVCache
-    before: int
-    after: int
+    usage: LayerKVCache  # how the forward uses it
+    before: int  # tokens per sequence that it holds before the forward
+    after: int  # tokens per sequence that it holds after the forward
 
     @property
     def values(self) -> dict[str, int]:

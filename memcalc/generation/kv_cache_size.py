@@ -15,17 +15,11 @@ VLLM = "vllm 001cabc1 vllm/v1/kv_cache_interface.py: FullAttentionSpec, SlidingW
 
 
 class CacheWidth(NamedTuple):
-    """Elements that one layer caches per token on one rank.
+    """Elements that one layer caches per token on one rank."""
 
-    Args:
-        elements: number of elements.
-        formula: the number in symbols.
-        dtype: dtype of the cache.
-    """
-
-    elements: int
-    formula: str
-    dtype: str
+    elements: int  # number of elements
+    formula: str  # the number in symbols
+    dtype: str  # dtype of the cache
 
     @property
     def bytes(self) -> int:

@@ -32,23 +32,14 @@ LINEAR_TARGETS = frozenset(
 
 
 class Quantization(NamedTuple):
-    """4-bit quantization of weight matrices.
+    """4-bit quantization of weight matrices."""
 
-    Args:
-        block_size: elements that share one scale.
-        nested: whether the scales are quantized too (double quantization).
-        head: whether the LM head is quantized.
-        storage: dtype of the tensors that hold the packed 4-bit values.
-        unsharded: whether engines leave these tensors whole on every rank.
-        original: dtype in which backward dequantizes; "": that of other weights.
-    """
-
-    block_size: int
-    nested: bool
-    head: bool
-    storage: str = "uint8"
-    unsharded: bool = False
-    original: str = ""
+    block_size: int  # elements that share one scale
+    nested: bool  # whether the scales are quantized too (double quantization)
+    head: bool  # whether the LM head is quantized
+    storage: str = "uint8"  # dtype of the tensors that hold the packed 4-bit values
+    unsharded: bool = False  # whether engines leave these tensors whole on every rank
+    original: str = ""  # dtype in which backward dequantizes; "": that of other weights
 
 
 class Adapters(NamedTuple):

@@ -17,19 +17,12 @@ ROOT_MODULE, FLAT = "root", "flat parameter"
 
 
 class FlatUnit(NamedTuple):
-    """The flat parameter of one unit.
+    """The flat parameter of one unit."""
 
-    Args:
-        ranges: the elements of each parameter in it.
-        elements: its elements, with the padding between parameters.
-        shard: elements of a rank's chunk, padded on the last ranks.
-        padding: elements of each padding between parameters and after the last one.
-    """
-
-    ranges: tuple[range, ...]
-    elements: int
-    shard: int
-    padding: tuple[int, ...] = ()
+    ranges: tuple[range, ...]  # the elements of each parameter in it
+    elements: int  # its elements, with the padding between parameters
+    shard: int  # elements of a rank's chunk, padded on the last ranks
+    padding: tuple[int, ...] = ()  # elements of each padding between parameters and after the last one
 
     def pieces(self, rank: int) -> Iterator[int]:
         """Yield the elements of each parameter in a rank's chunk; 0 if it has none."""

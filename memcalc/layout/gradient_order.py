@@ -10,21 +10,13 @@ from memcalc.layout.local_parameters import LocalParameter, LocalParameters
 
 
 class ReadyGradient(NamedTuple):
-    """A produced gradient.
+    """A produced gradient."""
 
-    Args:
-        place: its part of the model: "embedding", "layer" or "head".
-        layer: number of its layer.
-        number: its parameter's number.
-        elements: its number of elements.
-        routed: whether it belongs to routed experts.
-    """
-
-    place: str
-    layer: int
-    number: int
-    elements: int
-    routed: bool = False
+    place: str  # its part of the model: "embedding", "layer" or "head"
+    layer: int  # number of its layer
+    number: int  # its parameter's number
+    elements: int  # its number of elements
+    routed: bool = False  # whether it belongs to routed experts
 
 
 @lru_cache(maxsize=64)
@@ -58,15 +50,10 @@ def layers_of(parameters: LocalParameters) -> Iterator[list[LocalParameter]]:
 
 
 class RankSlice(NamedTuple):
-    """The first rank's flat slice of all parameters.
+    """The first rank's flat slice of all parameters."""
 
-    Args:
-        touched: elements of the parameters that overlap the slice.
-        piece: elements of the largest part of one parameter in the slice.
-    """
-
-    touched: int
-    piece: int
+    touched: int  # elements of the parameters that overlap the slice
+    piece: int  # elements of the largest part of one parameter in the slice
 
 
 def first_rank_slice(parameters: LocalParameters, ranks: int) -> RankSlice:

@@ -55,23 +55,15 @@ MIXERS = {MAMBA: "mamba", ATTENTION: "attention", MLP: "mlp", EXPERTS: "moe"}
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter tensor, and the number of layers that have one of this shape.
+    """One parameter tensor, and the number of layers that have one of this shape."""
 
-    Args:
-        module: its module; `layers.*` means all layers, `layers.dense.*` and `layers.moe.*` where layers differ.
-        tensor: "weight" or "bias"; "table" for a matrix of a vision tower that belongs to no linear layer.
-        shape: each axis as (symbol, size).
-        count: number of such tensors in the whole model.
-        part: the part of a pipeline that it belongs to; the final norm belongs to the head.
-        split: how tensor parallelism shards it.
-    """
-
-    module: str
+    module: str  # its module; `layers.*` means all layers, `layers.dense.*` and `layers.moe.*` where layers differ
+    # "weight" or "bias"; "table" for a matrix of a vision tower that belongs to no linear layer
     tensor: Literal["weight", "bias", "table"]
-    shape: tuple[Axis, ...]
-    count: int
-    part: Where
-    split: Split
+    shape: tuple[Axis, ...]  # each axis as (symbol, size)
+    count: int  # number of such tensors in the whole model
+    part: Where  # the part of a pipeline that it belongs to; the final norm belongs to the head
+    split: Split  # how tensor parallelism shards it
 
     @property
     def elements(self) -> int:

@@ -87,17 +87,11 @@ def chunks_in_flight(schedule: str, stages: int, virtual: int, stage: int, micro
 
 
 class InFlightMicroBatches(NamedTuple):
-    """Maximum number of micro-batches in flight in the first and last chunk of the model.
+    """Maximum number of micro-batches in flight in the first and last chunk of the model."""
 
-    Args:
-        first: for the chunk with the embedding.
-        last: for the chunk with the LM head, before its backward.
-        waiting: micro-batches that lack only the LM head's weight gradient.
-    """
-
-    first: int
-    last: int
-    waiting: int = 0
+    first: int  # for the chunk with the embedding
+    last: int  # for the chunk with the LM head, before its backward
+    waiting: int = 0  # micro-batches that lack only the LM head's weight gradient
 
 
 def in_flight_micro_batches(

@@ -67,27 +67,16 @@ class Stage(NamedTuple):
 
 
 class LayerModules(NamedTuple):
-    """The features in which the modules of layers differ, regardless of a recomputation plan.
+    """The features in which the modules of layers differ, regardless of a recomputation plan."""
 
-    Args:
-        experts: whether the MLP is a mixture of experts.
-        masked: whether the sequence exceeds its sliding window, which a mask then applies.
-        without_rope: whether no RoPE is applied.
-        linear: whether it has linear attention.
-        full_heads: whether it has the heads of `full_attention`.
-        mixer: the letter of its single module; empty: it has attention and an MLP.
-        detached: whether the input needs no gradient, since nothing before it trains.
-        reads_leaf: whether matmuls read the input, a leaf with a gradient; autocast caches casts of leaves.
-    """
-
-    experts: bool = False
-    masked: bool = False
-    without_rope: bool = False
-    linear: bool = False
-    full_heads: bool = False
-    mixer: str = ""
-    detached: bool = False
-    reads_leaf: bool = False
+    experts: bool = False  # whether the MLP is a mixture of experts
+    masked: bool = False  # whether the sequence exceeds its sliding window, which a mask then applies
+    without_rope: bool = False  # whether no RoPE is applied
+    linear: bool = False  # whether it has linear attention
+    full_heads: bool = False  # whether it has the heads of `full_attention`
+    mixer: str = ""  # the letter of its single module; empty: it has attention and an MLP
+    detached: bool = False  # whether the input needs no gradient, since nothing before it trains
+    reads_leaf: bool = False  # whether matmuls read the input, a leaf with a gradient; autocast caches casts of leaves
 
     @property
     def starts_apart(self) -> bool:

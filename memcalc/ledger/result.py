@@ -21,48 +21,30 @@ Confidence = Literal["formula", "replay", "allocator", "measured"]
 
 @dataclass(frozen=True, slots=True)
 class Textbook:
-    """The published closed-form estimates for one unsharded GPU.
+    """The published closed-form estimates for one unsharded GPU."""
 
-    Args:
-        parameters: number of elements.
-        model_state_bytes: weights, gradients and optimizer state.
-        activation_bytes: saved for backward.
-        bytes_per_parameter: of model states.
-    """
-
-    parameters: int
-    model_state_bytes: int
-    activation_bytes: int
-    bytes_per_parameter: int
+    parameters: int  # number of elements
+    model_state_bytes: int  # weights, gradients and optimizer state
+    activation_bytes: int  # saved for backward
+    bytes_per_parameter: int  # of model states
 
 
 @dataclass(frozen=True, slots=True)
 class OutsideMemory:
-    """Device memory that the process holds outside the blocks that PyTorch has allocated. Bytes.
+    """Device memory that the process holds outside the blocks that PyTorch has allocated. Bytes."""
 
-    Args:
-        cached_segments: reserved, not allocated.
-        device_context: CUDA context and kernels.
-        communication_library: buffers of NCCL.
-    """
-
-    cached_segments: int
-    device_context: int
-    communication_library: int
+    cached_segments: int  # reserved, not allocated
+    device_context: int  # CUDA context and kernels
+    communication_library: int  # buffers of NCCL
 
 
 class DeviceMemory(NamedTuple):
-    """Device memory of a rank outside its allocated peak, in bytes; None if unknown.
+    """Device memory of a rank outside its allocated peak, in bytes; None if unknown."""
 
-    Args:
-        reserved_bytes: peak memory reserved by the PyTorch allocator.
-        device_bytes: reserved memory plus the device context and the communication library; None without a GPU.
-        outside: the parts of device memory that are not allocated blocks.
-    """
-
-    reserved_bytes: int | None
+    reserved_bytes: int | None  # peak memory reserved by the PyTorch allocator
+    # reserved memory plus the device context and the communication library; None without a GPU
     device_bytes: int | None
-    outside: OutsideMemory
+    outside: OutsideMemory  # the parts of device memory that are not allocated blocks
 
 
 def known(memory: DeviceMemory) -> Callable[[], DeviceMemory]:
@@ -72,19 +54,13 @@ def known(memory: DeviceMemory) -> Callable[[], DeviceMemory]:
 
 @dataclass(frozen=True, slots=True)
 class RankResult:
-    """One class of identical ranks: the ranks of one pipeline stage.
+    """One class of identical ranks: the ranks of one pipeline stage."""
 
-    Args:
-        rank: identifies the class, for example {"pipeline_stage": 0}.
-        ledger: the rank's allocations.
-        memory: returns the device memory outside the allocated blocks; its first call may run an allocator replay.
-        host: the rank's allocations in host memory; None if the run keeps nothing there.
-    """
-
-    rank: dict[str, int]
-    ledger: Ledger
+    rank: dict[str, int]  # identifies the class, for example {"pipeline_stage": 0}
+    ledger: Ledger  # the rank's allocations
+    # returns the device memory outside the allocated blocks; its first call may run an allocator replay
     memory: Callable[[], DeviceMemory]
-    host: Ledger | None = None
+    host: Ledger | None = None  # the rank's allocations in host memory; None if the run keeps nothing there
 
     @property
     def reserved_bytes(self) -> int | None:
@@ -113,16 +89,11 @@ class LargestBatchAndContext:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """Size of the KV cache: bytes of one sequence, over all layers, on one tensor-parallel rank.
+    """Size of the KV cache: bytes of one sequence, over all layers, on one tensor-parallel rank."""
 
-    Args:
-        bytes_per_token: at the start of a sequence; a full sliding window does not grow any more.
-        bytes_per_sequence: at the end of the context.
-        search: finds the largest batch and context that fit; None without a GPU.
-    """
-
-    bytes_per_token: int
-    bytes_per_sequence: int
+    bytes_per_token: int  # at the start of a sequence; a full sliding window does not grow any more
+    bytes_per_sequence: int  # at the end of the context
+    # finds the largest batch and context that fit; None without a GPU
     search: Callable[[], LargestBatchAndContext] | None = None
 
     @property
@@ -133,32 +104,19 @@ class Generation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizing:
-    """The memory of each class of ranks in a run; `ranks[0]` is the headline, the rank that needs most.
+    """The memory of each class of ranks in a run; `ranks[0]` is the headline, the rank that needs most."""
 
-    Args:
-        source: the command's kind of run.
-        device: an emulated or real device; None for an estimate.
-        parameters: number of elements; tied parameters count once.
-        trainable_parameters: number of elements.
-        buffer_elements: number of elements in the model's buffers.
-        ranks: one for each class of identical ranks, the largest need first.
-        confidence: the method that reserved memory is based on.
-        gpu: the GPU, if given.
-        limits: memory and features that the figures omit.
-        notes: options that were accepted but have no effect here.
-        judgement: the verdict; None without a GPU, and before `Result.completion` completes an estimate.
-    """
-
-    source: Source
-    device: str | None
-    parameters: int
-    trainable_parameters: int
-    buffer_elements: int
-    ranks: tuple[RankResult, ...]
-    confidence: Confidence
-    gpu: GpuSpec | None
-    limits: tuple[Limit, ...]
-    notes: tuple[str, ...] = field(default=())
+    source: Source  # the command's kind of run
+    device: str | None  # an emulated or real device; None for an estimate
+    parameters: int  # number of elements; tied parameters count once
+    trainable_parameters: int  # number of elements
+    buffer_elements: int  # number of elements in the model's buffers
+    ranks: tuple[RankResult, ...]  # one for each class of identical ranks, the largest need first
+    confidence: Confidence  # the method that reserved memory is based on
+    gpu: GpuSpec | None  # the GPU, if given
+    limits: tuple[Limit, ...]  # memory and features that the figures omit
+    notes: tuple[str, ...] = field(default=())  # options that were accepted but have no effect here
+    # the verdict; None without a GPU, and before `Result.completion` completes an estimate
     judgement: Verdict | None = None
 
     @property

@@ -12,70 +12,45 @@ Answer = Literal["fits", "does-not-fit", "unknown"]
 
 
 class RecordedErrors(NamedTuple):
-    """Errors of the estimates of recorded runs of one kind, as fractions of the estimated reserved memory.
+    """Errors of the estimates of recorded runs of one kind, as fractions of the estimated reserved memory."""
 
-    Args:
-        run_type: type of runs, for example "one GPU, LoRA".
-        runs: number of recorded runs; if 0, `low` and `high` are a convention.
-        median: median absolute error.
-        worst: the error farthest from 0.
-        low: lower bound of the error that the verdict uses, at most 0.
-        high: upper bound of the error that the verdict uses, at least 0.
-        replayed: whether the estimates were allocator replays; otherwise ratios of reserved to allocated memory.
-    """
-
-    run_type: str
-    runs: int
-    median: float
-    worst: float
-    low: float
-    high: float
-    replayed: bool
+    run_type: str  # type of runs, for example "one GPU, LoRA"
+    runs: int  # number of recorded runs; if 0, `low` and `high` are a convention
+    median: float  # median absolute error
+    worst: float  # the error farthest from 0
+    low: float  # lower bound of the error that the verdict uses, at most 0
+    high: float  # upper bound of the error that the verdict uses, at least 0
+    replayed: bool  # whether the estimates were allocator replays; otherwise ratios of reserved to allocated memory
 
 
 class Interval(NamedTuple):
-    """The expected range of a run's device memory, from the errors of recorded runs of its kind. Bytes.
+    """The expected range of a run's device memory, from the errors of recorded runs of its kind. Bytes."""
 
-    Args:
-        low_bytes: lower end of the range.
-        high_bytes: upper end of the range.
-        errors: of these recorded runs.
-        is_late: whether the upper end is that of a replay with late CUDA streams, which reserves more.
-    """
-
-    low_bytes: int
-    high_bytes: int
-    errors: RecordedErrors
-    is_late: bool = False
+    low_bytes: int  # lower end of the range
+    high_bytes: int  # upper end of the range
+    errors: RecordedErrors  # of these recorded runs
+    is_late: bool = False  # whether the upper end is that of a replay with late CUDA streams, which reserves more
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The verdict on a run on one device. Bytes.
+    """The verdict on a run on one device. Bytes."""
 
-    Args:
-        answer: fits, does not fit, or unknown. It is unknown if the device's memory is inside the interval, or if the
-            run requests something that holds memory and is not modelled.
-        least_bytes: lower bound of the memory needed, including the known minimum of parts that are not modelled.
-        device_bytes: best estimate of the memory needed; None if bounds alone decided.
-        limit_bytes: memory of the device, or the budget.
-        interval: around the best estimate of device memory; None if bounds alone decided.
-        expected: whether the run is expected to finish: according to its replay, ignoring errors. For a run without a
-            replay, whether it fits.
-        assumed: whether the run does not fit as counted, but may fit with another value for what its config leaves
-            open.
-        unmodelled: requested features that hold memory and are not modelled, the largest known minimum first.
-        overcounted: features that are not modelled, and without which the run would not fit; with them it may.
-    """
-
+    # fits, does not fit, or unknown. It is unknown if the device's memory is inside the interval, or if the run
+    # requests something that holds memory and is not modelled.
     answer: Answer
-    least_bytes: int
-    device_bytes: int | None
-    limit_bytes: int
-    interval: Interval | None
+    least_bytes: int  # lower bound of the memory needed, including the known minimum of parts that are not modelled
+    device_bytes: int | None  # best estimate of the memory needed; None if bounds alone decided
+    limit_bytes: int  # memory of the device, or the budget
+    interval: Interval | None  # around the best estimate of device memory; None if bounds alone decided
+    # whether the run is expected to finish: according to its replay, ignoring errors. For a run without a replay,
+    # whether it fits.
     expected: bool
+    # requested features that hold memory and are not modelled, the largest known minimum first
     unmodelled: tuple[str, ...] = ()
+    # whether the run does not fit as counted, but may fit with another value for what its config leaves open
     assumed: bool = False
+    # features that are not modelled, and without which the run would not fit; with them it may
     overcounted: tuple[str, ...] = ()
 
     @property

@@ -20,19 +20,12 @@ GENERATOR = "state of the random generator"  # kept by checkpointing, so that th
 
 
 class BlockLifetime(NamedTuple):
-    """Lifetime of a block of memory.
+    """Lifetime of a block of memory."""
 
-    Args:
-        begin: time of the allocation in nanoseconds.
-        end: time of the free in nanoseconds; None: after the run.
-        bytes: requested bytes; the profiler does not round.
-        inside: the operator that uses the block internally; None: a visible tensor.
-    """
-
-    begin: int
-    end: int | None
-    bytes: int
-    inside: str | None
+    begin: int  # time of the allocation in nanoseconds
+    end: int | None  # time of the free in nanoseconds; None: after the run
+    bytes: int  # requested bytes; the profiler does not round
+    inside: str | None  # the operator that uses the block internally; None: a visible tensor
 
 
 class PhaseExecution(NamedTuple):
@@ -104,19 +97,12 @@ class CpuProfile:
 
 
 class PhaseLevel(NamedTuple):
-    """Allocated bytes of one phase, relative to the start of the first.
+    """Allocated bytes of one phase, relative to the start of the first."""
 
-    Args:
-        phase: name of the phase.
-        peak: peak of allocated bytes.
-        end: allocated bytes at its end.
-        inside: bytes of the peak that are internal to operators, by operator.
-    """
-
-    phase: str
-    peak: int
-    end: int
-    inside: dict[str, int]
+    phase: str  # name of the phase
+    peak: int  # peak of allocated bytes
+    end: int  # allocated bytes at its end
+    inside: dict[str, int]  # bytes of the peak that are internal to operators, by operator
 
 
 def levels(lives: Sequence[BlockLifetime], spans: Sequence[PhaseExecution]) -> list[PhaseLevel]:

@@ -11,25 +11,15 @@ from memcalc.spec.spec import Spec
 
 @dataclass(frozen=True)
 class Job:
-    """One run.
+    """One run."""
 
-    Args:
-        spec: the run to measure.
-        steps: optimizer steps.
-        device: "cuda", "cuda:1" or "cpu"; None: the GPU.
-        alloc_conf: PYTORCH_CUDA_ALLOC_CONF of the run; "": as in the environment.
-        events: file that every allocation is written to.
-        force: run on a device that is busy, or too small for the weights alone.
-        weight_bytes: estimated bytes before the first step; 0: unknown.
-    """
-
-    spec: Spec
-    steps: int
-    device: str | None
-    alloc_conf: str
-    events: str
-    force: bool = False
-    weight_bytes: int = 0
+    spec: Spec  # the run to measure
+    steps: int  # optimizer steps
+    device: str | None  # "cuda", "cuda:1" or "cpu"; None: the GPU
+    alloc_conf: str  # PYTORCH_CUDA_ALLOC_CONF of the run; "": as in the environment
+    events: str  # file that every allocation is written to
+    force: bool = False  # run on a device that is busy, or too small for the weights alone
+    weight_bytes: int = 0  # estimated bytes before the first step; 0: unknown
 
     def line(self) -> str:
         """Return the job as a line of the protocol."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -16,97 +16,56 @@ DONE, OUT_OF_MEMORY = "done", "out of memory"
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPhase:
-    """One phase; of several micro-batches, the one with the highest peak. Bytes; None if the device has no such figure.
+    """One phase; of several micro-batches, that with the highest peak. Bytes; None: the device has no such figure."""
 
-    Args:
-        name: as in memcalc/ledger/row_drafts.py.
-        peak_allocated_bytes: peak of allocated bytes.
-        end_allocated_bytes: bytes allocated when the phase ended.
-        reserved_bytes: bytes reserved by the caching allocator at the end.
-        peak_reserved_bytes: peak of reserved bytes.
-        peak_requested_bytes: peak of requested bytes, before the allocator's rounding.
-        device_bytes: bytes in use on the device at the end, minus those that others used before the run.
-        inside: on a CPU, bytes at the peak that operators allocate and free internally, by operator; no trace sees
-            them.
-    """
-
-    name: str
-    peak_allocated_bytes: int
-    end_allocated_bytes: int
-    reserved_bytes: int | None = None
-    peak_reserved_bytes: int | None = None
-    peak_requested_bytes: int | None = None
+    name: str  # as in memcalc/ledger/row_drafts.py
+    peak_allocated_bytes: int  # peak of allocated bytes
+    end_allocated_bytes: int  # bytes allocated when the phase ended
+    reserved_bytes: int | None = None  # bytes reserved by the caching allocator at the end
+    peak_reserved_bytes: int | None = None  # peak of reserved bytes
+    peak_requested_bytes: int | None = None  # peak of requested bytes, before the allocator's rounding
+    # bytes in use on the device at the end, minus those that others used before the run
     device_bytes: int | None = None
+    # on a CPU, bytes at the peak that operators allocate and free internally, by operator; no trace sees them
     inside: dict[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredDevice:
-    """The device of a measurement.
+    """The device of a measurement."""
 
-    Args:
-        kind: "cpu", "cuda", or "null cuda": PyTorch's CUDA build on accounting-only stub libraries.
-        identifier: "cpu", "cuda:0" or "null:<gpu>".
-        name: name that the driver reports.
-        total_bytes: for a GPU, memory that PyTorch can allocate from.
-        driver: for a GPU, CUDA version of the driver.
-        release: for a GPU, version of the driver: "570.86.15".
-        others_bytes: bytes that all processes used before the run; None if nothing reports them.
-        context_bytes: bytes of the CUDA context before any allocation; None on a CPU.
-        source: source of device_bytes: "nvml", "driver" (cudaMemGetInfo), or None on a CPU.
-    """
-
-    kind: str
-    identifier: str
-    name: str
-    total_bytes: int | None = None
-    driver: str | None = None
-    release: str | None = None
-    others_bytes: int | None = None
-    context_bytes: int | None = None
-    source: str | None = None
+    kind: str  # "cpu", "cuda", or "null cuda": PyTorch's CUDA build on accounting-only stub libraries
+    identifier: str  # "cpu", "cuda:0" or "null:<gpu>"
+    name: str  # name that the driver reports
+    total_bytes: int | None = None  # for a GPU, memory that PyTorch can allocate from
+    driver: str | None = None  # for a GPU, CUDA version of the driver
+    release: str | None = None  # for a GPU, version of the driver: "570.86.15"
+    others_bytes: int | None = None  # bytes that all processes used before the run; None if nothing reports them
+    context_bytes: int | None = None  # bytes of the CUDA context before any allocation; None on a CPU
+    source: str | None = None  # source of device_bytes: "nvml", "driver" (cudaMemGetInfo), or None on a CPU
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """A measured run.
+    """A measured run."""
 
-    Args:
-        spec: the run.
-        steps: requested optimizer steps.
-        device: the device.
-        versions: versions of Python, torch, CUDA, its libraries and transformers.
-        allocator: settings of the caching allocator in the environment; "" if there are none.
-        command: the command as typed.
-        date: UTC, ISO 8601.
-        phases: the phases in the order of the run.
-        parameters: elements of all nn.Parameters, tied weights counted once.
-        trainable: elements of the trained nn.Parameters.
-        buffers: elements of all buffers.
-        outcome: "done" or "out of memory".
-        message: PyTorch's error message if the run ran out of memory.
-        rank: index of this rank; 0 on one rank.
-        ranks: number of ranks.
-        events: every allocation and free, attributed.
-        seconds: host time by part: "device" (its context), "build", "steps", "again" (the instrumented run), "all".
-    """
-
-    spec: Spec
-    steps: int
-    device: MeasuredDevice
-    versions: dict[str, str]
-    allocator: str
-    command: str
-    date: str
-    phases: tuple[MeasuredPhase, ...]
-    parameters: int
-    trainable: int
-    buffers: int
-    outcome: str = DONE
-    message: str | None = None
-    rank: int = 0
-    ranks: int = 1
-    events: tuple[Event, ...] = field(default=(), repr=False)
+    spec: Spec  # the run
+    steps: int  # requested optimizer steps
+    device: MeasuredDevice  # the device
+    versions: dict[str, str]  # versions of Python, torch, CUDA, its libraries and transformers
+    allocator: str  # settings of the caching allocator in the environment; "" if there are none
+    command: str  # the command as typed
+    date: str  # UTC, ISO 8601
+    phases: tuple[MeasuredPhase, ...]  # the phases in the order of the run
+    parameters: int  # elements of all nn.Parameters, tied weights counted once
+    trainable: int  # elements of the trained nn.Parameters
+    buffers: int  # elements of all buffers
+    outcome: str = DONE  # "done" or "out of memory"
+    message: str | None = None  # PyTorch's error message if the run ran out of memory
+    rank: int = 0  # index of this rank; 0 on one rank
+    ranks: int = 1  # number of ranks
+    events: tuple[Event, ...] = field(default=(), repr=False)  # every allocation and free, attributed
+    # host time by part: "device" (its context), "build", "steps", "again" (the instrumented run), "all"
     seconds: dict[str, float] = field(default_factory=dict, compare=False)
 
     @property
@@ -139,8 +98,3 @@ def phase_from(values: dict[str, Any]) -> MeasuredPhase:
     """Return a phase from its values in a record."""
     names = MeasuredPhase.__dataclass_fields__
     return MeasuredPhase(**{name: value for name, value in values.items() if name in names})
-
-
-def as_values(phase: MeasuredPhase) -> dict[str, Any]:
-    """Return the values of a phase for a record."""
-    return asdict(phase)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from memcalc.errors import InputError
 from memcalc.json_lines import JsonLines
 from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Ledger
-from memcalc.measuring.measurement import Measurement, as_values
+from memcalc.measuring.measurement import Measurement
 
 RECORD_VERSION = 2  # version 1 had components of nameable tensors only (`held`); version 2 has all components
 
@@ -26,12 +27,12 @@ def to_record(measurement: Measurement) -> dict[str, Any]:
         "record": RECORD_VERSION,
         "date": measurement.date,
         "command": measurement.command,
-        "device": as_plain(measurement.device),
+        "device": asdict(measurement.device),
         "versions": measurement.versions,
         "allocator": measurement.allocator,
         "spec": measurement.spec.model_dump(mode="json"),
         "steps": measurement.steps,
-        "phases": [as_values(phase) | {"components": _components(ledger, phase.name)} for phase in measurement.phases],
+        "phases": [asdict(phase) | {"components": _components(ledger, phase.name)} for phase in measurement.phases],
         "operators": by_operator(ledger, ledger.peak_phase),
         "parameters": measurement.parameters,
         "trainable": measurement.trainable,
@@ -51,11 +52,6 @@ def by_operator(ledger: Ledger, phase: str) -> dict[str, int]:
         name = WORKSPACE if row.component is Component.LIBRARY_WORKSPACE else row.tensor
         found[name] = found.get(name, 0) + row.bytes
     return dict(sorted(found.items(), key=lambda item: -item[1]))
-
-
-def as_plain(value: Any) -> dict[str, Any]:
-    """Return a dataclass as a mapping."""
-    return {name: getattr(value, name) for name in value.__dataclass_fields__}
 
 
 def _components(ledger: Ledger, phase: str) -> dict[str, int]:

@@ -15,10 +15,18 @@ import torch.distributed as dist
 from memcalc.errors import MemcalcError, NotWritten, Unavailable
 from memcalc.events import write_events
 from memcalc.measuring.counters import CpuCounters, CudaCounters, RecorderCounters
-from memcalc.measuring.devices import NULL_CARD, allocator_settings, describe_device, find_device, software
+from memcalc.measuring.devices import (
+    NULL_CARD,
+    View,
+    allocator_settings,
+    describe_device,
+    find_device,
+    look,
+    software,
+    used_by_all,
+)
 from memcalc.measuring.job import Job
 from memcalc.measuring.measurement import DONE, OUT_OF_MEMORY, MeasuredDevice
-from memcalc.measuring.nvml import View, look, used_by_all
 from memcalc.recorder.real_device import record_real
 from memcalc.step.loop import TrainingRun
 from memcalc.units import format_bytes

@@ -36,46 +36,27 @@ NOT_MODELLED = (
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Peak memory of one process on one GPU. Bytes.
+    """Peak memory of one process on one GPU. Bytes."""
 
-    Args:
-        process: its process id.
-        rank: its rank; None: it is not part of a multi-rank job.
-        device: index of the GPU in its process.
-        allocated_bytes: bytes of tensors, in the allocator's blocks.
-        reserved_bytes: bytes reserved by the caching allocator.
-        device_bytes: reserved memory, CUDA context and loaded kernels, communication library, other libraries.
-        communication_bytes: NCCL's part of device_bytes.
-        retries: number of times the allocator freed its cache to the driver to continue.
-        ooms: number of failed requests.
-    """
-
-    process: int
-    rank: int | None
-    device: int
-    allocated_bytes: int
-    reserved_bytes: int
-    device_bytes: int
-    communication_bytes: int
-    retries: int
-    ooms: int
+    process: int  # its process id
+    rank: int | None  # its rank; None: it is not part of a multi-rank job
+    device: int  # index of the GPU in its process
+    allocated_bytes: int  # bytes of tensors, in the allocator's blocks
+    reserved_bytes: int  # bytes reserved by the caching allocator
+    device_bytes: int  # reserved memory, CUDA context and loaded kernels, communication library, other libraries
+    communication_bytes: int  # NCCL's part of device_bytes
+    retries: int  # number of times the allocator freed its cache to the driver to continue
+    ooms: int  # number of failed requests
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceCounters:
-    """Counters of a process by the device itself, up to its last request for memory.
+    """Counters of a process by the device itself, up to its last request for memory."""
 
-    Args:
-        most_bytes: peak of each GPU, including context and loaded kernels.
-        communication_bytes: NCCL's part of them.
-        steps: optimizer steps that the process had taken.
-        ooms: failed requests on each GPU.
-    """
-
-    most_bytes: tuple[int, ...]
-    communication_bytes: int
-    steps: int = 0
-    ooms: tuple[int, ...] = ()
+    most_bytes: tuple[int, ...]  # peak of each GPU, including context and loaded kernels
+    communication_bytes: int  # NCCL's part of them
+    steps: int = 0  # optimizer steps that the process had taken
+    ooms: tuple[int, ...] = ()  # failed requests on each GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,60 +72,34 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class UnknownRead:
-    """A line of the program that read unknown values of the device; it got zeros.
+    """A line of the program that read unknown values of the device; it got zeros."""
 
-    Args:
-        location: file, line and function.
-        count: number of reads.
-    """
-
-    location: str
-    count: int
+    location: str  # file, line and function
+    count: int  # number of reads
 
 
 @dataclass(frozen=True, slots=True)
 class PythonProcess:
-    """One Python process of the command that imported torch.
+    """One Python process of the command that imported torch."""
 
-    Args:
-        number: its process id.
-        rank: its rank; None: it is not part of a multi-rank job.
-        arguments: sys.argv.
-        torch: version of torch.
-        steps: optimizer steps that it took.
-        failure: type and message of the exception that ended it, if any.
-        usages: its GPUs.
-        allocations: the largest allocations at each GPU's peak, if they were recorded.
-        reads: copies from the device to the host.
-        small_reads: reads of unknown values that are small enough to decide by, rather than to store.
-        unmodelled: library functions that it called and that the device rejected.
-        masks: number of unknown masks that it selected by; each was assumed to be full.
-        unknown_reads: the lines of the program that made the `small_reads`.
-        choices: index tensors that unknown scores chose, such as experts and next tokens; these were assumed.
-        values: whether small tensors have known values: the device was built with a C++ compiler.
-        checkpoints: files with tensors that it wrote.
-        first_checkpoint: path of the first.
-        unreported: it was killed after requests for memory that none of its reports includes.
-    """
-
-    number: int
-    rank: int | None
-    arguments: tuple[str, ...]
-    torch: str
-    steps: int
-    failure: tuple[str, str] | None
-    usages: tuple[Usage, ...]
-    allocations: tuple[Allocation, ...]
-    reads: int
-    small_reads: int
-    unmodelled: tuple[str, ...]
-    masks: int = 0
-    unknown_reads: tuple[UnknownRead, ...] = ()
-    choices: int = 0
-    values: bool = True
-    unreported: bool = False
-    checkpoints: int = 0
-    first_checkpoint: str = ""
+    number: int  # its process id
+    rank: int | None  # its rank; None: it is not part of a multi-rank job
+    arguments: tuple[str, ...]  # sys.argv
+    torch: str  # version of torch
+    steps: int  # optimizer steps that it took
+    failure: tuple[str, str] | None  # type and message of the exception that ended it, if any
+    usages: tuple[Usage, ...]  # its GPUs
+    allocations: tuple[Allocation, ...]  # the largest allocations at each GPU's peak, if they were recorded
+    reads: int  # copies from the device to the host
+    small_reads: int  # reads of unknown values that are small enough to decide by, rather than to store
+    unmodelled: tuple[str, ...]  # library functions that it called and that the device rejected
+    masks: int = 0  # number of unknown masks that it selected by; each was assumed to be full
+    unknown_reads: tuple[UnknownRead, ...] = ()  # the lines of the program that made the `small_reads`
+    choices: int = 0  # index tensors that unknown scores chose, such as experts and next tokens; these were assumed
+    values: bool = True  # whether small tensors have known values: the device was built with a C++ compiler
+    unreported: bool = False  # it was killed after requests for memory that none of its reports includes
+    checkpoints: int = 0  # files with tensors that it wrote
+    first_checkpoint: str = ""  # path of the first
 
     @property
     def ran_out_of_memory(self) -> bool:

@@ -45,15 +45,10 @@ HARMLESS = re.compile(r"Create|Destroy|Set[A-Z]|[Ii]nit|Get(Stream|Version|Prope
 
 @dataclass
 class Library:
-    """One library to build.
+    """One library to build."""
 
-    Args:
-        soname: its soname.
-        symbols: symbols that it must define, each with its version or "".
-    """
-
-    soname: str
-    symbols: dict[str, str] = field(default_factory=dict)
+    soname: str  # its soname
+    symbols: dict[str, str] = field(default_factory=dict)  # symbols that it must define, each with its version or ""
 
     @property
     def name(self) -> str:

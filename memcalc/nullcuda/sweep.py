@@ -20,17 +20,11 @@ Progress = Callable[[int, DryRun], None]
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """A command at several micro-batch sizes.
+    """A command at several micro-batch sizes."""
 
-    Args:
-        flag: the option of the command that sets the size.
-        gpu: the GPU.
-        runs: size and result of each run, smallest size first.
-    """
-
-    flag: str
-    gpu: GpuSpec
-    runs: tuple[tuple[int, DryRun], ...]
+    flag: str  # the option of the command that sets the size
+    gpu: GpuSpec  # the GPU
+    runs: tuple[tuple[int, DryRun], ...]  # size and result of each run, smallest size first
 
     @property
     def largest(self) -> int | None:

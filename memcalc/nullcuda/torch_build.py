@@ -32,23 +32,14 @@ NEWEST_CUDNN, NEWEST_NCCL = (9, 99, 0), (2, 99, 0)
 
 @dataclass(frozen=True, slots=True)
 class TorchBuild:
-    """A CUDA build of torch.
+    """A CUDA build of torch."""
 
-    Args:
-        directory: of the package.
-        version: as in torch.__version__.
-        cuda: major and minor version of CUDA that it was built with.
-        cudnn: version of cuDNN that it was built with.
-        nccl: version of NCCL that it was built with.
-        extensions: libraries of other packages that also need CUDA.
-    """
-
-    directory: Path
-    version: str
-    cuda: tuple[int, int]
-    cudnn: tuple[int, int, int]
-    nccl: tuple[int, int, int]
-    extensions: tuple[Path, ...]
+    directory: Path  # of the package
+    version: str  # as in torch.__version__
+    cuda: tuple[int, int]  # major and minor version of CUDA that it was built with
+    cudnn: tuple[int, int, int]  # version of cuDNN that it was built with
+    nccl: tuple[int, int, int]  # version of NCCL that it was built with
+    extensions: tuple[Path, ...]  # libraries of other packages that also need CUDA
 
     @property
     def libraries(self) -> tuple[Path, ...]:

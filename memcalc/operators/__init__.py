@@ -12,8 +12,7 @@ from memcalc.operators.attention_scores import AttentionScores
 from memcalc.operators.chunked_loss import ChunkedLoss
 from memcalc.operators.collectives import Collectives
 from memcalc.operators.divergence import DivergenceLoss
-from memcalc.operators.fp32_norm_weight import Fp32NormWeight
-from memcalc.operators.fp32_parameters import Fp32Parameters
+from memcalc.operators.fp32_parameters import Fp32NormWeight, Fp32Parameters
 from memcalc.operators.fused_lora import FusedLora
 from memcalc.operators.gpt_oss_ops import GptOssOps
 from memcalc.operators.liger import LigerKernels

@@ -21,21 +21,13 @@ DERIVATIVES = "torch 2.13 tools/autograd/derivatives.yaml"
 
 
 class Dtypes(NamedTuple):
-    """Dtypes of modules, and what autocast does to them.
+    """Dtypes of modules, and what autocast does to them."""
 
-    Args:
-        compute: dtype of forward and backward, "bf16", "fp16" or "fp32".
-        parameters: dtype of the weights.
-        autocast: whether torch.autocast is enabled, with the compute dtype.
-        caches_casts: whether autocast caches casts of leaves.
-        fp32_modules: modules with fp32 parameters, for any parameter dtype.
-    """
-
-    compute: str
-    parameters: str
-    autocast: bool = False
-    caches_casts: bool = True
-    fp32_modules: tuple[str, ...] = ()
+    compute: str  # dtype of forward and backward, "bf16", "fp16" or "fp32"
+    parameters: str  # dtype of the weights
+    autocast: bool = False  # whether torch.autocast is enabled, with the compute dtype
+    caches_casts: bool = True  # whether autocast caches casts of leaves
+    fp32_modules: tuple[str, ...] = ()  # modules with fp32 parameters, for any parameter dtype
 
     @property
     def embedded(self) -> str:
@@ -44,23 +36,14 @@ class Dtypes(NamedTuple):
 
 
 class LinearLayers(NamedTuple):
-    """The classes of linear layers that a library or an engine puts in place of nn.Linear.
+    """The classes of linear layers that a library or an engine puts in place of nn.Linear."""
 
-    Args:
-        adapters: adapters of a frozen base model; None: the model's own parameters train.
-        replaced: whether DeepSpeed's stage 3 runs its own linear layers (runtime/zero/linear.py).
-        float8: options of torchao's FP8 linear layers.
-        fake_quantization: options of torchao's fake-quantized linear layers.
-        fp8: scaling recipe of Transformer Engine's FP8 GEMMs.
-        fp8_columns: whether Transformer Engine makes a second FP8 copy for backward GEMMs.
-    """
-
-    adapters: Adapters | None = None
-    replaced: bool = False
-    float8: Float8 | None = None
-    fake_quantization: FakeQuantization | None = None
-    fp8: str = "none"
-    fp8_columns: bool = False
+    adapters: Adapters | None = None  # adapters of a frozen base model; None: the model's own parameters train
+    replaced: bool = False  # whether DeepSpeed's stage 3 runs its own linear layers (runtime/zero/linear.py)
+    float8: Float8 | None = None  # options of torchao's FP8 linear layers
+    fake_quantization: FakeQuantization | None = None  # options of torchao's fake-quantized linear layers
+    fp8: str = "none"  # scaling recipe of Transformer Engine's FP8 GEMMs
+    fp8_columns: bool = False  # whether Transformer Engine makes a second FP8 copy for backward GEMMs
 
 
 NN_LINEAR = LinearLayers()

@@ -37,19 +37,14 @@ BY_RANGE = "torchao 0.17 quantization/qat/fake_quantizer.py: Int4WeightFakeQuant
 
 
 class FakeQuantization(NamedTuple):
-    """Options of fake-quantized linear layers.
+    """Options of fake-quantized linear layers."""
 
-    Args:
-        group_size: elements along a row of a weight that share a scale.
-        layers: names of the layers that are replaced, by the last part of their names.
-        chunked: names of those that run several times in a pass, each time with other scales.
-        by_range: whether a group's scale is that of its least and largest value, with gradients (axolotl), or of the
-            largest absolute value, without.
-    """
-
-    group_size: int
-    layers: frozenset[str]
+    group_size: int  # elements along a row of a weight that share a scale
+    layers: frozenset[str]  # names of the layers that are replaced, by the last part of their names
+    # names of those that run several times in a pass, each time with other scales
     chunked: frozenset[str] = frozenset()
+    # whether a group's scale is that of its least and largest value, with gradients (axolotl), or of the largest
+    # absolute value, without
     by_range: bool = False
 
     def replaces(self, module: str, *, tied: bool = False) -> bool:
@@ -227,7 +222,7 @@ class FakeQuantizedLinear(Float8Linear, Elementwise):
     def _saved_scales(self, module: str, name: str, shape: Shape, block_size: int) -> tuple[int, ...]:
         """Add storages for the scales that gradients need: 1 / scale, and the scale itself.
 
-        The module keeps its last scale (states/fake_quantization.py), so only a layer that runs on several chunks has
+        The module keeps its last scale (states/persistent.py), so only a layer that runs on several chunks has
         further ones.
         """
         assert self.fake_quantization is not None

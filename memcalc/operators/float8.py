@@ -19,17 +19,11 @@ PRODUCT = "torchao 0.18 float8/float8_ops.py"
 
 
 class Float8(NamedTuple):
-    """Options of torchao's FP8 linear layers.
+    """Options of torchao's FP8 linear layers."""
 
-    Args:
-        recipe: "tensorwise", "rowwise", or "rowwise-gw-hp", which computes weight gradients in bf16 or fp16.
-        skip: parts of the names of the layers that are not converted.
-        gathered: whether the weights are already in FP8 (FSDP2's float8 all-gather).
-    """
-
-    recipe: str
-    skip: tuple[str, ...]
-    gathered: bool
+    recipe: str  # "tensorwise", "rowwise", or "rowwise-gw-hp", which computes weight gradients in bf16 or fp16
+    skip: tuple[str, ...]  # parts of the names of the layers that are not converted
+    gathered: bool  # whether the weights are already in FP8 (FSDP2's float8 all-gather)
 
     def converts(self, module: str) -> bool:
         """Return whether a linear layer is converted by torchao."""

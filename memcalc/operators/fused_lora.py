@@ -22,17 +22,11 @@ ACTIVATION = "axolotl 0.19 kernels/swiglu.py, geglu.py"
 
 
 class AdaptedLayer(NamedTuple):
-    """A linear layer with an adapter.
+    """A linear layer with an adapter."""
 
-    Args:
-        module: its name.
-        weight: axes of its weight, [out, in].
-        out: axes of its output.
-    """
-
-    module: str
-    weight: Shape
-    out: Shape
+    module: str  # its name
+    weight: Shape  # axes of its weight, [out, in]
+    out: Shape  # axes of its output
 
     @property
     def adapter(self) -> tuple[tuple[str, Shape], ...]:
@@ -41,19 +35,12 @@ class AdaptedLayer(NamedTuple):
 
 
 class AdapterGradients(NamedTuple):
-    """Storages of an adapter's gradients in a function's backward.
+    """Storages of an adapter's gradients in a function's backward."""
 
-    Args:
-        steps: what computes them allocates and frees.
-        parameters: the gradients in the adapter's dtype.
-        casts: the engine's casts to that dtype.
-        product: the output's gradient times B, live until backward returns.
-    """
-
-    steps: Steps
-    parameters: tuple[int, ...]
-    casts: Steps
-    product: int
+    steps: Steps  # what computes them allocates and frees
+    parameters: tuple[int, ...]  # the gradients in the adapter's dtype
+    casts: Steps  # the engine's casts to that dtype
+    product: int  # the output's gradient times B, live until backward returns
 
 
 class FusedLora(LoraLinear):

@@ -91,7 +91,7 @@ def _fit(request: Request, report_progress: ReportProgress | None) -> Iterator[P
 
 def _diff(request: Request, _: ReportProgress | None) -> Iterator[Part]:
     from memcalc.api.sizing import diff
-    from memcalc.documents.diff import difference_document
+    from memcalc.documents.check import difference_document
     from memcalc.report.views.runs import difference_view
     from memcalc.report.views.timeline import memory_section
 

@@ -51,25 +51,16 @@ class NotInCatalogue(InputError):
 
 
 class FormRun(BaseModel):
-    """A run as the form sends it: the text of each field, empty for the default.
-
-    Args:
-        model: a name; unused where `text` is given.
-        text: a pasted configuration.
-        gpu: the GPU.
-        gpus: the number of GPUs.
-        fields: values by the path of their field in the configuration.
-        more: "field=value", one per line.
-    """
+    """A run as the form sends it: the text of each field, empty for the default."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    model: str = ""
-    text: str = ""
-    gpu: str = ""
-    gpus: str = ""
-    fields: dict[str, str] = {}
-    more: str = ""
+    model: str = ""  # a name; unused where `text` is given
+    text: str = ""  # a pasted configuration
+    gpu: str = ""  # the GPU
+    gpus: str = ""  # the number of GPUs
+    fields: dict[str, str] = {}  # values by the path of their field in the configuration
+    more: str = ""  # "field=value", one per line
 
     @property
     def gpu_count(self) -> int | None:
@@ -87,39 +78,24 @@ class FormRun(BaseModel):
 
 
 class Request(BaseModel):
-    """A request of the page.
-
-    Args:
-        kind: the command.
-        run: the form's run.
-        other: run A of a diff; `run` is B.
-        maximize: the quantity that a fit maximizes; empty: each.
-        minimize: the quantity that a fit minimizes; empty: none.
-    """
+    """A request of the page."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    kind: Literal["estimate", "fit", "diff"]
-    run: FormRun
-    other: FormRun = FormRun()
-    maximize: str = ""
-    minimize: str = ""
+    kind: Literal["estimate", "fit", "diff"]  # the command
+    run: FormRun  # the form's run
+    other: FormRun = FormRun()  # run A of a diff; `run` is B
+    maximize: str = ""  # the quantity that a fit maximizes; empty: each
+    minimize: str = ""  # the quantity that a fit minimizes; empty: none
 
 
 class RequestedRun(NamedTuple):
-    """A run of the form.
+    """A run of the form."""
 
-    Args:
-        source: a name, or the path of a file with the pasted text.
-        overrides: as for `--set`.
-        gpu: the GPU; None: none.
-        text: the pasted configuration; empty for a name.
-    """
-
-    source: str
-    overrides: tuple[str, ...]
-    gpu: str | None
-    text: str = ""
+    source: str  # a name, or the path of a file with the pasted text
+    overrides: tuple[str, ...]  # as for `--set`
+    gpu: str | None  # the GPU; None: none
+    text: str = ""  # the pasted configuration; empty for a name
 
     @property
     def spec(self) -> Spec:

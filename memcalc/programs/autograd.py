@@ -29,14 +29,10 @@ UPDATE = "torch.optim: the optimizer's step in a post-accumulate-grad hook of th
 
 
 class PendingGradient(NamedTuple):
-    """A gradient that waits for its tensor's operator, or for further gradients of the same tensor.
+    """A gradient that waits for its tensor's operator, or for further gradients of the same tensor."""
 
-    Args:
-        storage: its storage.
-        view: whether it is a view, which references its base, so that nothing is accumulated into it in place.
-    """
-
-    storage: int
+    storage: int  # its storage
+    # whether it is a view, which references its base, so that nothing is accumulated into it in place
     view: bool = False
 
 

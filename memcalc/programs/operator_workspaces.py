@@ -16,7 +16,6 @@ from memcalc.workspaces import (
     Script,
     attention,
     ceil_div,
-    embedding,
     most,
     norms,
     reductions,
@@ -71,12 +70,12 @@ def sorted_indices(values: Values, tokens: tuple[str, ...], rows: str) -> int:
     ATen native/cuda/Embedding.cu: up to 3072 indices are added without temporaries; more are sorted before the gradient
     is computed.
     """
-    script = embedding.before_gradient(product(values, tokens), values[rows], values["major"])
+    script = sorting.before_gradient(product(values, tokens), values[rows], values["major"])
     return sum(blocks(script))
 
 
 def _sorted_indices(values: Values, tokens: tuple[str, ...], rows: str) -> Script:
-    return embedding.before_gradient(product(values, tokens), values[rows], values["major"])
+    return sorting.before_gradient(product(values, tokens), values[rows], values["major"])
 
 
 sorted_indices.__wrapped__ = _sorted_indices  # type: ignore[attr-defined] # see `script_of`
@@ -88,7 +87,7 @@ def embedding_backward(values: Values, tokens: tuple[str, ...], rows: str, width
 
     ATen native/cuda/EmbeddingBackwardKernel.cu: beyond 3072 indices gradients are summed in segments, in fp32.
     """
-    return embedding.after_gradient(product(values, tokens), values[rows], values[width])[:-2]  # without sorted indices
+    return sorting.after_gradient(product(values, tokens), values[rows], values[width])[:-2]  # without sorted indices
 
 
 @most_of

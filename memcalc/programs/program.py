@@ -17,39 +17,23 @@ HEAD = "lm_head"  # the module of the output projection
 
 
 class SharedTable(NamedTuple):
-    """A tensor that the model computes once per forward and all layers read: a mask, a RoPE cos/sin cache.
+    """A tensor that the model computes once per forward and all layers read: a mask, a RoPE cos/sin cache."""
 
-    Args:
-        name: its name; layers with a sliding window may have a separate one.
-        windows: the layers that read it: with a window (True), without (False), all (None).
-    """
-
-    name: str
-    windows: bool | None = None
+    name: str  # its name; layers with a sliding window may have a separate one
+    windows: bool | None = None  # the layers that read it: with a window (True), without (False), all (None)
 
 
 class Storage(NamedTuple):
-    """One type of tensor in a block.
+    """One type of tensor in a block."""
 
-    Args:
-        name: for display only.
-        shape: its axes in symbols.
-        dtype: its dtype.
-        citation: its source.
-        rule: its bytes, where they are not a product of the axes.
-        component: the component that its bytes count for.
-        parameter: for a parameter's gradient, the parameter's state_dict name within its unit.
-        table: for a tensor shared by layers, which one.
-    """
-
-    name: str
-    shape: tuple[str, ...]
-    dtype: str
-    citation: str
-    rule: Callable[[Mapping[str, int]], int] | None = None
-    component: Component | None = None
-    parameter: str = ""
-    table: SharedTable | None = None
+    name: str  # for display only
+    shape: tuple[str, ...]  # its axes in symbols
+    dtype: str  # its dtype
+    citation: str  # its source
+    rule: Callable[[Mapping[str, int]], int] | None = None  # its bytes, where they are not a product of the axes
+    component: Component | None = None  # the component that its bytes count for
+    parameter: str = ""  # for a parameter's gradient, the parameter's state_dict name within its unit
+    table: SharedTable | None = None  # for a tensor shared by layers, which one
 
     @property
     def formula(self) -> str:
@@ -97,33 +81,19 @@ class Activity(Enum):
 
 
 class BlockOperator(NamedTuple):
-    """An operator of a block, as recorded in its events.
+    """An operator of a block, as recorded in its events."""
 
-    Args:
-        name: for display only.
-        when: first run or recomputation; for events outside operators, what the block is doing.
-        position: its position on the block's tape.
-        module: the module of the parameters that it reads, as in state_dict within its unit; empty: none.
-        output: the storage of its first result.
-        multiplies: whether it is a cuBLAS matmul.
-        written: the storage that backward's first matmul writes; -1: the first one that backward allocates.
-        in_head: whether it belongs to the LM head or the loss, after the final norm.
-        in_loss: whether it runs after the model's forward has returned.
-        kernel: the function that torch.compile compiles for it; empty: none.
-        buffer: a persistent buffer that its first run allocates before it; empty: none.
-    """
-
-    name: str
-    when: Activity = Activity.RUN
-    position: int = -1
-    module: str = ""
-    output: int = -1
-    multiplies: bool = False
-    written: int = -1
-    in_head: bool = False
-    in_loss: bool = False
-    kernel: str = ""
-    buffer: str = ""
+    name: str  # for display only
+    when: Activity = Activity.RUN  # first run or recomputation; for events outside operators, what the block is doing
+    position: int = -1  # its position on the block's tape
+    module: str = ""  # the module of the parameters that it reads, as in state_dict within its unit; empty: none
+    output: int = -1  # the storage of its first result
+    multiplies: bool = False  # whether it is a cuBLAS matmul
+    written: int = -1  # the storage that backward's first matmul writes; -1: the first one that backward allocates
+    in_head: bool = False  # whether it belongs to the LM head or the loss, after the final norm
+    in_loss: bool = False  # whether it runs after the model's forward has returned
+    kernel: str = ""  # the function that torch.compile compiles for it; empty: none
+    buffer: str = ""  # a persistent buffer that its first run allocates before it; empty: none
 
     @property
     def label(self) -> str:

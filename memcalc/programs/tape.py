@@ -36,47 +36,27 @@ PREPARED = "prepared"  # the gradient of the n-th such input is the n-th of `pre
 
 @dataclass(slots=True, eq=False)
 class Tensor:
-    """A tensor on the tape: a storage seen with a shape. Views share the storage, but have separate gradients.
+    """A tensor on the tape: a storage seen with a shape. Views share the storage, but have separate gradients."""
 
-    Args:
-        storage: index of its storage.
-        shape: its axes in symbols.
-        dtype: its dtype.
-        grad: whether it requires a gradient; set by the operator that produces it.
-        subclass: whether its gradients are tensor subclasses, which are never accumulated in place.
-        strided: whether it is not contiguous: transposed, or a slice with gaps.
-        flat: whether it is viewed as a matrix with one row per token.
-        leaf: whether it is set to require a gradient.
-    """
-
-    storage: int
-    shape: Shape
-    dtype: str
-    grad: bool = True
-    subclass: bool = False
-    strided: bool = False
-    flat: bool = False
-    leaf: bool = False
+    storage: int  # index of its storage
+    shape: Shape  # its axes in symbols
+    dtype: str  # its dtype
+    grad: bool = True  # whether it requires a gradient; set by the operator that produces it
+    subclass: bool = False  # whether its gradients are tensor subclasses, which are never accumulated in place
+    strided: bool = False  # whether it is not contiguous: transposed, or a slice with gaps
+    flat: bool = False  # whether it is viewed as a matrix with one row per token
+    leaf: bool = False  # whether it is set to require a gradient
 
 
 class ForwardMemory(NamedTuple):
-    """What an operator's forward allocates besides its outputs.
+    """What an operator's forward allocates besides its outputs."""
 
-    Args:
-        temporaries: freed before it returns.
-        also: further results, such as statistics for backward.
-        first: those of `also` that it allocates before its outputs.
-        for_graph: those of `also` that a forward without gradients does not allocate.
-        staged_first: allocated one at a time on the way to the host, before the operator runs.
-        staged_last: the same, after it has run.
-    """
-
-    temporaries: tuple[int, ...] = ()
-    also: tuple[int, ...] = ()
-    first: tuple[int, ...] = ()
-    for_graph: tuple[int, ...] = ()
-    staged_first: tuple[int, ...] = ()
-    staged_last: tuple[int, ...] = ()
+    temporaries: tuple[int, ...] = ()  # freed before it returns
+    also: tuple[int, ...] = ()  # further results, such as statistics for backward
+    first: tuple[int, ...] = ()  # those of `also` that it allocates before its outputs
+    for_graph: tuple[int, ...] = ()  # those of `also` that a forward without gradients does not allocate
+    staged_first: tuple[int, ...] = ()  # allocated one at a time on the way to the host, before the operator runs
+    staged_last: tuple[int, ...] = ()  # the same, after it has run
 
     def without_graph(self) -> ForwardMemory:
         """Return what a forward without gradients allocates."""
@@ -84,49 +64,28 @@ class ForwardMemory(NamedTuple):
 
 
 class BackwardMemory(NamedTuple):
-    """What an operator's backward allocates and frees besides its gradients, and the order of these.
+    """What an operator's backward allocates and frees besides its gradients, and the order of these."""
 
-    Args:
-        temporaries: live at the same time after all gradients, and freed before it returns.
-        prepares: steps before its results.
-        prepared: input gradients that `prepares` allocates.
-        frees_early: of `prepares`, what the first input gradient alone is computed from.
-        between: steps between input gradients and parameter gradients.
-        summed: parameter gradients that the engine sums after the operator's backward has returned.
-        summed_later: steps of these sums, `summed` included.
-        python_function: a torch.autograd.Function; its incoming gradient is freed when its backward returns.
-        reversed_accumulation: of parameter gradients: addmm's bias is a leaf, its weight a transposed view.
-        input_viewed_first: before the parameters: a view of its gradient is passed on after theirs.
-        parameters_first: whether it produces parameter gradients before input gradients.
-        copied_from_host: copies of saved tensors, on the GPU while it runs.
-    """
-
-    temporaries: tuple[int, ...] = ()
-    prepares: Steps = ()
-    prepared: tuple[int, ...] = ()
-    frees_early: tuple[int, ...] = ()
-    between: Steps = ()
-    summed: tuple[int, ...] = ()
-    summed_later: Steps = ()
-    python_function: bool = False
-    reversed_accumulation: bool = False
-    input_viewed_first: bool = False
-    parameters_first: bool = False
-    copied_from_host: tuple[int, ...] = ()
+    temporaries: tuple[int, ...] = ()  # live at the same time after all gradients, and freed before it returns
+    prepares: Steps = ()  # steps before its results
+    prepared: tuple[int, ...] = ()  # input gradients that `prepares` allocates
+    frees_early: tuple[int, ...] = ()  # of `prepares`, what the first input gradient alone is computed from
+    between: Steps = ()  # steps between input gradients and parameter gradients
+    summed: tuple[int, ...] = ()  # parameter gradients that the engine sums after the operator's backward has returned
+    summed_later: Steps = ()  # steps of these sums, `summed` included
+    python_function: bool = False  # a torch.autograd.Function; its incoming gradient is freed when its backward returns
+    reversed_accumulation: bool = False  # of parameter gradients: addmm's bias is a leaf, its weight a transposed view
+    input_viewed_first: bool = False  # before the parameters: a view of its gradient is passed on after theirs
+    parameters_first: bool = False  # whether it produces parameter gradients before input gradients
+    copied_from_host: tuple[int, ...] = ()  # copies of saved tensors, on the GPU while it runs
 
 
 class DeferredGradients(NamedTuple):
-    """Parameter gradients that several operators compute parts of, of which backward keeps the sum.
+    """Parameter gradients that several operators compute parts of, of which backward keeps the sum."""
 
-    Args:
-        sums: each gradient with the parts that are added to it here.
-        completes: gradients that get their last part here.
-        drops: temporaries of `sums` that are freed.
-    """
-
-    sums: tuple[tuple[int, ...], ...] = ()
-    completes: tuple[int, ...] = ()
-    drops: tuple[int, ...] = ()
+    sums: tuple[tuple[int, ...], ...] = ()  # each gradient with the parts that are added to it here
+    completes: tuple[int, ...] = ()  # gradients that get their last part here
+    drops: tuple[int, ...] = ()  # temporaries of `sums` that are freed
 
 
 OUTPUTS_ALONE, GRADIENTS_ALONE, NONE_DEFERRED = ForwardMemory(), BackwardMemory(), DeferredGradients()
@@ -196,55 +155,34 @@ class CheckpointSegment(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class LiveTensors:
-    """Storages that stay live although no operator of the block's forward reads them any more.
+    """Storages that stay live although no operator of the block's forward reads them any more."""
 
-    Args:
-        held: until the whole backward has finished.
-        read_by: those of `held` that are freed after these layers (see stages.READERS).
-        given: since before forward, besides the input: the KV cache so far.
-        region: until the autocast region ends, with the loss.
-        names: until the model's forward returns: its Python variables.
-        handed: until the next layer returns, which then references them.
-    """
-
-    held: set[int] = field(default_factory=set)
+    held: set[int] = field(default_factory=set)  # until the whole backward has finished
+    # those of `held` that are freed after these layers (see stages.READERS)
     read_by: dict[int, str] = field(default_factory=dict)
-    given: set[int] = field(default_factory=set)
-    region: set[int] = field(default_factory=set)
-    names: set[int] = field(default_factory=set)
-    handed: set[int] = field(default_factory=set)
+    given: set[int] = field(default_factory=set)  # since before forward, besides the input: the KV cache so far
+    region: set[int] = field(default_factory=set)  # until the autocast region ends, with the loss
+    names: set[int] = field(default_factory=set)  # until the model's forward returns: its Python variables
+    handed: set[int] = field(default_factory=set)  # until the next layer returns, which then references them
 
 
 @dataclass(slots=True, eq=False)
 class ParameterGradients:
-    """Parameter gradients that are sums over several operators, or over two blocks with one weight (tied).
+    """Parameter gradients that are sums over several operators, or over two blocks with one weight (tied)."""
 
-    Args:
-        deferred: those that wait for further parts.
-        arrives_summed: the gradient that this block completes (tied).
-        tied: of the LM head: the gradient of a weight tied to the embedding.
-        tied_sum: of the embedding: the sum of both gradients, where it is a separate tensor.
-    """
-
-    deferred: set[int] = field(default_factory=set)
-    arrives_summed: int | None = None
-    tied: int = -1
-    tied_sum: int = -1
+    deferred: set[int] = field(default_factory=set)  # those that wait for further parts
+    arrives_summed: int | None = None  # the gradient that this block completes (tied)
+    tied: int = -1  # of the LM head: the gradient of a weight tied to the embedding
+    tied_sum: int = -1  # of the embedding: the sum of both gradients, where it is a separate tensor
 
 
 @dataclass(slots=True, eq=False)
 class Checkpoints:
-    """Checkpoints of a block, and how they recompute.
+    """Checkpoints of a block, and how they recompute."""
 
-    Args:
-        segments: the checkpointed operators.
-        stops_early: whether a recomputation ends with the last tensor that backward needs.
-        reentrant: whether a recomputation runs a separate backward, with its result and the given gradient live until
-            it returns.
-    """
-
-    segments: list[CheckpointSegment] = field(default_factory=list)
-    stops_early: bool = True
+    segments: list[CheckpointSegment] = field(default_factory=list)  # the checkpointed operators
+    stops_early: bool = True  # whether a recomputation ends with the last tensor that backward needs
+    # whether a recomputation runs a separate backward, with its result and the given gradient live until it returns
     reentrant: bool = False
 
     @property
@@ -255,12 +193,9 @@ class Checkpoints:
 
 @dataclass(slots=True, eq=False)
 class Tape:
-    """Recorder of operators. Block authors call the methods of `Operators`, which calls `record`.
+    """Recorder of operators. Block authors call the methods of `Operators`, which calls `record`."""
 
-    Args:
-        saved_component: the component of what the block saves: ACTIVATIONS for layers, LOGITS_AND_LOSS for the LM head.
-    """
-
+    # the component of what the block saves: ACTIVATIONS for layers, LOGITS_AND_LOSS for the LM head
     saved_component: Component = Component.ACTIVATIONS
     storages: list[Storage] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)

@@ -16,40 +16,25 @@ from memcalc.errors import InputError
 
 
 class ChainBlock(NamedTuple):
-    """One block. Bytes; each `_top` is a peak and includes the block's input.
+    """One block. Bytes; each `_top` is a peak and includes the block's input."""
 
-    Args:
-        name: of the block.
-        input_bytes: output of the block before.
-        inside_bytes: saved for backward, other than its input and its output.
-        output_bytes: input of the next block; its gradient has the same size.
-        flops: of one forward.
-        left_bytes: persistent after its backward: gradients of parameters.
-        forward_top: peak of a forward that saves activations, output included.
-        bare_top: peak of a forward that saves nothing, output included.
-        backward_top: peak of backward, with saved activations and the gradient of the output.
-        rerun_top: peak of backward if the block was recomputed, followed by others of its segment.
-        recompute_top: peak of a recomputation directly followed by its backward, in addition to the gradient of the
-            output, for the last block of a checkpoint segment. PyTorch stops such a recomputation before the output.
-        recomputable: whether it may be recomputed.
-        released_late_bytes: part of `inside_bytes` that selective checkpointing saves although the block is recomputed.
-        recompute_flops: of its recomputation; None: of a whole forward.
-    """
-
-    name: str
-    input_bytes: int
-    inside_bytes: int
-    output_bytes: int
-    flops: int
-    left_bytes: int
-    forward_top: int
-    bare_top: int
-    backward_top: int
-    rerun_top: int
+    name: str  # of the block
+    input_bytes: int  # output of the block before
+    inside_bytes: int  # saved for backward, other than its input and its output
+    output_bytes: int  # input of the next block; its gradient has the same size
+    flops: int  # of one forward
+    left_bytes: int  # persistent after its backward: gradients of parameters
+    forward_top: int  # peak of a forward that saves activations, output included
+    bare_top: int  # peak of a forward that saves nothing, output included
+    backward_top: int  # peak of backward, with saved activations and the gradient of the output
+    rerun_top: int  # peak of backward if the block was recomputed, followed by others of its segment
+    # peak of a recomputation directly followed by its backward, in addition to the gradient of the output, for the last
+    # block of a checkpoint segment. PyTorch stops such a recomputation before the output.
     recompute_top: int
-    recomputable: bool = True
+    recomputable: bool = True  # whether it may be recomputed
+    # part of `inside_bytes` that selective checkpointing saves although the block is recomputed
     released_late_bytes: int = 0
-    recompute_flops: int | None = None
+    recompute_flops: int | None = None  # of its recomputation; None: of a whole forward
 
 
 def simple_block(
@@ -88,27 +73,19 @@ def simple_block(
 
 @dataclass(frozen=True)
 class Chain:
-    """Blocks in forward order, and the memory allocated in addition to them.
+    """Blocks in forward order, and the memory allocated in addition to them."""
 
-    Args:
-        blocks: in forward order.
-        resident: bytes allocated throughout: weights, optimizer state, inputs.
-        forward_extra: additional bytes at each block's first forward, shared by later blocks' forwards.
-        backward_extra: additional bytes at each block's backward, without gradients of later blocks' parameters.
-        borders: positions (of the first block after the border) that no checkpoint segment may cross.
-        elsewhere: the largest peak that no plan changes, for example of the optimizer step.
-        elsewhere_name: its phase.
-        longest: maximum number of blocks in a segment; None: any number.
-    """
-
-    blocks: tuple[ChainBlock, ...]
-    resident: int = 0
+    blocks: tuple[ChainBlock, ...]  # in forward order
+    resident: int = 0  # bytes allocated throughout: weights, optimizer state, inputs
+    # additional bytes at each block's first forward, shared by later blocks' forwards
     forward_extra: tuple[int, ...] = ()
+    # additional bytes at each block's backward, without gradients of later blocks' parameters
     backward_extra: tuple[int, ...] = ()
+    # positions (of the first block after the border) that no checkpoint segment may cross
     borders: frozenset[int] = frozenset()
-    elsewhere: int = 0
-    elsewhere_name: str = "optimizer step"
-    longest: int | None = None
+    elsewhere: int = 0  # the largest peak that no plan changes, for example of the optimizer step
+    elsewhere_name: str = "optimizer step"  # its phase
+    longest: int | None = None  # maximum number of blocks in a segment; None: any number
 
     def __post_init__(self) -> None:
         """Check the chain.

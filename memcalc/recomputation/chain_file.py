@@ -10,14 +10,13 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from memcalc.errors import DoesNotFit, InputError
 from memcalc.files import read_bytes, read_text
-from memcalc.recomputation.batch_gain import Gain, gain_of
+from memcalc.recomputation.batch_gain import Gain, gain_of, slow_down
 from memcalc.recomputation.chain import Chain, ChainBlock, join, simple_block
 from memcalc.recomputation.evaluation import Evaluation, evaluate, evaluate_without_recomputation
 from memcalc.recomputation.plan import Plan, Segment
 from memcalc.recomputation.planner import STRATEGIES
 from memcalc.recomputation.strategies.lowest_peak import smallest
 from memcalc.recomputation.strategies.optimal import OptimalPlan, front, optimal
-from memcalc.recomputation.throughput import slow_down
 from memcalc.spec.fields import describe
 from memcalc.spec.hardware.gpus import GpuSpec, find_gpu
 from memcalc.spec.yaml_source import parse_yaml
@@ -43,51 +42,31 @@ class _ChainReader(BaseModel):
 
 
 class BlockSizes(_ChainReader):
-    """One block, or several identical ones; see `memcalc.recomputation.chain.simple_block`.
+    """One block, or several identical ones; see `memcalc.recomputation.chain.simple_block`."""
 
-    Args:
-        name: of the block; numbered if there are several.
-        count: number of identical blocks.
-        input: bytes of the input.
-        inside: bytes saved for backward, other than input and output.
-        output: bytes of the output.
-        flops: of one forward.
-        left: bytes of its parameters' gradients.
-        temporary: bytes of temporaries in forward and backward.
-        recomputable: whether it may be recomputed.
-    """
-
-    name: str = "block"
-    count: Annotated[int, Field(ge=1, le=10_000)] = 1
-    input: Size
-    inside: Size = 0
-    output: Size
-    flops: Annotated[float, Field(ge=0, le=MOST_FLOPS)] = 0
-    left: Size = 0
-    temporary: Size = 0
-    recomputable: bool = True
+    name: str = "block"  # of the block; numbered if there are several
+    count: Annotated[int, Field(ge=1, le=10_000)] = 1  # number of identical blocks
+    input: Size  # bytes of the input
+    inside: Size = 0  # bytes saved for backward, other than input and output
+    output: Size  # bytes of the output
+    flops: Annotated[float, Field(ge=0, le=MOST_FLOPS)] = 0  # of one forward
+    left: Size = 0  # bytes of its parameters' gradients
+    temporary: Size = 0  # bytes of temporaries in forward and backward
+    recomputable: bool = True  # whether it may be recomputed
 
 
 class ChainSizes(_ChainReader):
     """Blocks in forward order; or one of several branches that read `input` and are joined.
 
     With `batch`, all sizes except `resident` and `left` are per sample, and so are FLOPs.
-
-    Args:
-        batch: number of samples.
-        resident: bytes allocated throughout.
-        blocks: of the chain, or of one branch.
-        branches: number of identical branches.
-        input: bytes of the input that all branches read.
-        joined: blocks from the concatenation of the branches on.
     """
 
-    batch: Annotated[int, Field(ge=1, le=2**31)] = 1
-    resident: Size = 0
-    blocks: Annotated[list[BlockSizes], Field(min_length=1)]
-    branches: Annotated[int, Field(ge=1, le=10_000)] = 1
-    input: Size = 0
-    joined: list[BlockSizes] = []
+    batch: Annotated[int, Field(ge=1, le=2**31)] = 1  # number of samples
+    resident: Size = 0  # bytes allocated throughout
+    blocks: Annotated[list[BlockSizes], Field(min_length=1)]  # of the chain, or of one branch
+    branches: Annotated[int, Field(ge=1, le=10_000)] = 1  # number of identical branches
+    input: Size = 0  # bytes of the input that all branches read
+    joined: list[BlockSizes] = []  # blocks from the concatenation of the branches on
 
 
 class ChainFile(_ChainReader):
@@ -106,19 +85,12 @@ class PlannedChain(NamedTuple):
 
 
 class ChainBudget(NamedTuple):
-    """The memory budget of a chain on a GPU, from recorded runs: a chain has no requests to replay.
+    """The memory budget of a chain on a GPU, from recorded runs: a chain has no requests to replay."""
 
-    Args:
-        usable_bytes: usable memory of the GPU, minus its context.
-        ratio: maximum ratio of reserved to allocated memory of recorded runs.
-        runs: number of recorded runs.
-        run_type: type of runs.
-    """
-
-    usable_bytes: int
-    ratio: float
-    runs: int
-    run_type: str
+    usable_bytes: int  # usable memory of the GPU, minus its context
+    ratio: float  # maximum ratio of reserved to allocated memory of recorded runs
+    runs: int  # number of recorded runs
+    run_type: str  # type of runs
 
 
 class ChainPlanning(NamedTuple):
@@ -159,17 +131,11 @@ def describes_chain(path: str) -> bool:
 
 
 class DescribedChain(NamedTuple):
-    """A chain file after parsing.
+    """A chain file after parsing."""
 
-    Args:
-        path: of the file, for messages.
-        name: of the chain.
-        sizes: of its blocks.
-    """
-
-    path: str
-    name: str
-    sizes: ChainSizes
+    path: str  # of the file, for messages
+    name: str  # of the chain
+    sizes: ChainSizes  # of its blocks
 
     def chain(self, batch: int | None = None) -> Chain:
         """Return the chain with `batch` samples; None: the number in the file."""

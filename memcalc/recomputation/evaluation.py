@@ -18,21 +18,13 @@ class PlanPoint(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """Memory and cost of a plan.
+    """Memory and cost of a plan."""
 
-    Args:
-        peak: the peak.
-        saved_bytes: saved activations at the end of forward.
-        flops: of all forwards.
-        recompute_flops: of recomputation.
-        points: all points of the step in order, if requested.
-    """
-
-    peak: PlanPoint
-    saved_bytes: int
-    flops: int
-    recompute_flops: int
-    points: tuple[PlanPoint, ...]
+    peak: PlanPoint  # the peak
+    saved_bytes: int  # saved activations at the end of forward
+    flops: int  # of all forwards
+    recompute_flops: int  # of recomputation
+    points: tuple[PlanPoint, ...]  # all points of the step in order, if requested
 
     @property
     def peak_bytes(self) -> int:

@@ -14,21 +14,13 @@ Writer = Callable[["ConfigChain", Segment, int], tuple[str, tuple[str, ...], Seg
 
 
 class FrameworkText(NamedTuple):
-    """Text to paste for one framework.
+    """Text to paste for one framework."""
 
-    Args:
-        framework: its name.
-        lines: to paste.
-        items: the plan that they express.
-        evaluation: memory and cost of that plan.
-        difference: from the planned one, in words; "": only what the evaluations show.
-    """
-
-    framework: str
-    lines: tuple[str, ...]
-    items: Segment
-    evaluation: Evaluation
-    difference: str = ""
+    framework: str  # its name
+    lines: tuple[str, ...]  # to paste
+    items: Segment  # the plan that they express
+    evaluation: Evaluation  # memory and cost of that plan
+    difference: str = ""  # from the planned one, in words; "": only what the evaluations show
 
 
 def plan_texts(

@@ -8,8 +8,7 @@ from memcalc.errors import InputError
 from memcalc.estimation.estimate import estimate
 from memcalc.ledger.component import Component
 from memcalc.ledger.result import Result
-from memcalc.recomputation.config_chain import ConfigChain
-from memcalc.recomputation.flops import product_flops
+from memcalc.recomputation.config_chain import ConfigChain, product_flops
 from memcalc.recomputation.framework_plans import (
     FrameworkText,
     deepspeed,

@@ -9,7 +9,7 @@ from memcalc.errors import DoesNotFit
 from memcalc.estimation.estimate import estimate
 from memcalc.ledger.verdict import Verdict
 from memcalc.progress import Progress, silent
-from memcalc.recomputation.batch_gain import Gain, gain_of
+from memcalc.recomputation.batch_gain import Gain, gain_of, slow_down
 from memcalc.recomputation.chain import Chain
 from memcalc.recomputation.config_chain import ConfigChain, chain_of
 from memcalc.recomputation.evaluation import evaluate
@@ -18,7 +18,6 @@ from memcalc.recomputation.search import MOST, JudgedPlan, PlanJudge, PlanSearch
 from memcalc.recomputation.strategies.lowest_peak import smallest
 from memcalc.recomputation.strategies.optimal import OptimalPlan, optimal
 from memcalc.recomputation.strategies.rules import best_k, every_layer, save_everything, square_root
-from memcalc.recomputation.throughput import slow_down
 from memcalc.spec.recompute_plan import DEEPEST
 from memcalc.spec.spec import Spec
 from memcalc.suggestions.run_overrides import written_out

@@ -30,16 +30,11 @@ FORMULAS = 1.003  # formulas of allocated memory are off by less than this
 
 
 class Proposal(NamedTuple):
-    """A plan that is not judged yet.
+    """A plan that is not judged yet."""
 
-    Args:
-        configured: the chain that it was made for.
-        plan: the plan.
-        saved_operators: operators with results that recomputed layers save, as `training.recompute_keep`.
-    """
-
-    configured: ConfigChain
-    plan: OptimalPlan
+    configured: ConfigChain  # the chain that it was made for
+    plan: OptimalPlan  # the plan
+    # operators with results that recomputed layers save, as `training.recompute_keep`
     saved_operators: tuple[str, ...] = ()
 
     @property
@@ -60,19 +55,12 @@ class Proposal(NamedTuple):
 
 
 class JudgedPlan(NamedTuple):
-    """A plan and its verdict.
+    """A plan and its verdict."""
 
-    Args:
-        proposal: the plan.
-        spec: the run with it.
-        verdict: whether that fits.
-        budget: budget of allocated bytes within which no cheaper plan that fits was found.
-    """
-
-    proposal: Proposal
-    spec: Spec
-    verdict: Verdict
-    budget: int
+    proposal: Proposal  # the plan
+    spec: Spec  # the run with it
+    verdict: Verdict  # whether that fits
+    budget: int  # budget of allocated bytes within which no cheaper plan that fits was found
 
 
 class PlanJudge:

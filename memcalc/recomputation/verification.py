@@ -14,19 +14,12 @@ STEPS = 2  # the second one is the steady state
 
 
 class DeviceVerification(NamedTuple):
-    """The result of one device.
+    """The result of one device."""
 
-    Args:
-        device: "fake:cuda" or "null:a100-80gb"; "null" if it is not available.
-        phases: each with its planned and its traced bytes.
-        reserved: peak reserved memory: planned, and traced.
-        missing: why the device is not available; "" if it is.
-    """
-
-    device: str
-    phases: tuple[tuple[str, int, int], ...]
-    reserved: tuple[int, int]
-    missing: str = ""
+    device: str  # "fake:cuda" or "null:a100-80gb"; "null" if it is not available
+    phases: tuple[tuple[str, int, int], ...]  # each with its planned and its traced bytes
+    reserved: tuple[int, int]  # peak reserved memory: planned, and traced
+    missing: str = ""  # why the device is not available; "" if it is
 
     @property
     def planned(self) -> int:

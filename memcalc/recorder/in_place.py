@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memcalc.recorder.dense import is_dense
+from memcalc.recorder.storages import is_dense
 
 References = tuple[int, int, int]
 """To a tensor, to its Python object, and to its storage."""
@@ -26,17 +26,12 @@ aten = torch.ops.aten
 
 
 class InPlaceForm(NamedTuple):
-    """The in-place form of an operator.
+    """The in-place form of an operator."""
 
-    Args:
-        operator: the in-place operator.
-        more: additional arguments that it needs.
-        nodes: name prefixes of the backward nodes that apply it to their own zeros; (): autograd's engine
-            applies it to a gradient.
-    """
-
-    operator: Any
-    more: tuple[Any, ...] = ()
+    operator: Any  # the in-place operator
+    more: tuple[Any, ...] = ()  # additional arguments that it needs
+    # name prefixes of the backward nodes that apply it to their own zeros; (): autograd's engine applies it to a
+    # gradient
     nodes: tuple[str, ...] = ()
 
 

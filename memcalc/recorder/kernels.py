@@ -17,17 +17,11 @@ AFTER_ALL = 1000  # more than the outputs of any operator
 
 
 class Hidden(NamedTuple):
-    """Memory that an operator allocates and frees internally, invisible to the dispatcher.
+    """Memory that an operator allocates and frees internally, invisible to the dispatcher."""
 
-    Args:
-        script: sizes in bytes in the order of allocation; a negative size frees a block.
-        at: number of the operator's outputs that are allocated before.
-        component: component of the blocks.
-    """
-
-    script: Script
-    at: int = AFTER_ALL
-    component: Component = Component.TEMPORARIES
+    script: Script  # sizes in bytes in the order of allocation; a negative size frees a block
+    at: int = AFTER_ALL  # number of the operator's outputs that are allocated before
+    component: Component = Component.TEMPORARIES  # component of the blocks
 
 
 class Kernels:

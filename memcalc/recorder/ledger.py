@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memcalc.events.event import PINNED, Event, EventType
-from memcalc.events.groups import AllocationGroup, groups
-from memcalc.events.phase_log import BASELINE, phase_log
-from memcalc.events.timeline import Timeline
+from memcalc.events.memory_curve import BASELINE, phase_log
+from memcalc.events.timeline import AllocationGroup, Timeline, groups
 from memcalc.events.timeline import timeline as added_up
 from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Ledger, Rows

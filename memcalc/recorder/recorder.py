@@ -16,8 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from memcalc.events.event import Event, EventType
 from memcalc.ledger.component import Component
 from memcalc.progress import Progress, silent
-from memcalc.recorder.attribution import LocationTracker, OperatorLocation, newest_node, shown_file
-from memcalc.recorder.components import StorageComponents
+from memcalc.recorder.attribution import LocationTracker, OperatorLocation, StorageComponents, newest_node, shown_file
 from memcalc.recorder.in_place import IN_PLACE, in_place, references_of_last
 from memcalc.recorder.kernels import Hidden, Kernels, tensors
 from memcalc.recorder.storages import Number, Storages, calling_on_resize, holds_tensors, part_here

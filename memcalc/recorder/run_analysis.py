@@ -22,31 +22,19 @@ REMEDIES = ("expandable_segments:True", "max_split_size_mb:512", "max_split_size
 
 @dataclass(frozen=True, repr=False)
 class RunAnalysis:
-    """Analysis of a recorded run.
+    """Analysis of a recorded run."""
 
-    Args:
-        recording: the recording.
-        timeline: the events with running totals.
-        replay: the events replayed through the PyTorch allocator; None if the device has none.
-        ledger: live tensors at the peak of each phase, row by row.
-        gpu: the GPU to check against; None: no verdict.
-        reserved_bytes: peak of reserved bytes; None without an allocator.
-        failure: where the run fails on the GPU, with PyTorch's message; None if it fits or no GPU was given.
-        remedy: PYTORCH_CUDA_ALLOC_CONF with which a failing run fits; None if there is none or no need.
-        not_modelled: what these figures leave out.
-        notes: further information on this run for the reader.
-    """
-
-    recording: Recording
-    timeline: Timeline
-    replay: History | None
-    ledger: Ledger
-    gpu: GpuSpec | None
-    reserved_bytes: int | None
+    recording: Recording  # the recording
+    timeline: Timeline  # the events with running totals
+    replay: History | None  # the events replayed through the PyTorch allocator; None if the device has none
+    ledger: Ledger  # live tensors at the peak of each phase, row by row
+    gpu: GpuSpec | None  # the GPU to check against; None: no verdict
+    reserved_bytes: int | None  # peak of reserved bytes; None without an allocator
+    # where the run fails on the GPU, with PyTorch's message; None if it fits or no GPU was given
     failure: FailedAllocation | None
-    remedy: str | None
-    not_modelled: tuple[str, ...]
-    notes: tuple[str, ...]
+    remedy: str | None  # PYTORCH_CUDA_ALLOC_CONF with which a failing run fits; None if there is none or no need
+    not_modelled: tuple[str, ...]  # what these figures leave out
+    notes: tuple[str, ...]  # further information on this run for the reader
 
     def __repr__(self) -> str:
         """Return the peak, the verdict and the number of events in one line, without the events themselves."""

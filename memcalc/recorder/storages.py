@@ -6,7 +6,7 @@ Storages rather than tensors: views cost nothing, tied weights count once, and c
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -111,3 +111,20 @@ def calling_on_resize(
         yield
     finally:
         torch.UntypedStorage.resize_ = original  # type: ignore[method-assign]
+
+
+def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Return whether the elements are contiguous and non-overlapping under some order of the axes."""
+    extent = 1
+    for step, size in sorted(zip(stride, shape, strict=True)):
+        if size != 1 and step != extent:
+            return False
+        extent *= size
+    return True
+
+
+def span(shape: Sequence[int], stride: Sequence[int]) -> int:
+    """Return the number of elements from the first to the last."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))

@@ -31,13 +31,9 @@ from memcalc.spec.untraced_features import not_run
 
 @dataclass(frozen=True, repr=False)
 class Trace(RunAnalysis):
-    """A traced run of a spec.
+    """A traced run of a spec."""
 
-    Args:
-        result: the ledger and the verdict, as for all commands.
-    """
-
-    result: Result
+    result: Result  # the ledger and the verdict, as for all commands
 
     @property
     def name(self) -> str:
@@ -47,13 +43,9 @@ class Trace(RunAnalysis):
 
 @dataclass(frozen=True, repr=False)
 class ModuleTrace(RunAnalysis):
-    """A traced run of a module.
+    """A traced run of a module."""
 
-    Args:
-        result: the ledger and the verdict, without a configuration.
-    """
-
-    result: ModuleResult
+    result: ModuleResult  # the ledger and the verdict, without a configuration
 
     @property
     def name(self) -> str:

@@ -15,8 +15,7 @@ from memcalc.errors import InputError
 from memcalc.events.event import Event
 from memcalc.events.memory_curve import MemoryCurve
 from memcalc.events.timeline import timeline
-from memcalc.replaying.options import ReplayOptions
-from memcalc.replaying.result import ReplayComparison, Trial, best
+from memcalc.replaying.result import ReplayComparison, ReplayOptions, Trial, best
 from memcalc.replaying.sources import EventSource
 from memcalc.snapshots.composition import compose
 from memcalc.snapshots.verification import can_verify, verify

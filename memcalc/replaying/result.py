@@ -1,9 +1,10 @@
-"""The result of `replay`."""
+"""The options and the result of `replay`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 from memcalc.allocator.result import ReplayResult
 from memcalc.allocator.views import SegmentView
@@ -17,19 +18,12 @@ from memcalc.spec.hardware.gpus import GpuSpec
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One allocator with one setting.
+    """One allocator with one setting."""
 
-    Args:
-        policy: name of the allocator.
-        config: its settings.
-        result: of the replay; None if the allocator cannot run.
-        refused: why it cannot run; "" if it can.
-    """
-
-    policy: str
-    config: str
-    result: ReplayResult | None
-    refused: str = ""
+    policy: str  # name of the allocator
+    config: str  # its settings
+    result: ReplayResult | None  # of the replay; None if the allocator cannot run
+    refused: str = ""  # why it cannot run; "" if it can
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,3 +79,14 @@ def best(trials: Sequence[Trial]) -> Recommendation | None:
         return Recommendation(winner, None, makes_it_fit=True)
     saved = asked.result.peak_reserved - winner.result.peak_reserved
     return Recommendation(winner, saved, makes_it_fit=False) if saved > 0 else None
+
+
+class ReplayOptions(TypedDict, total=False):
+    """Options of `memcalc.api.replay`."""
+
+    allocator: str  # a name in memcalc.allocator.registry.POLICIES; default: pytorch
+    alloc_conf: str  # its settings, as PYTORCH_CUDA_ALLOC_CONF or the framework's flags
+    release: str | None  # version of the framework; default: the newest one known
+    memory_fraction: float | None  # as in torch.cuda.set_per_process_memory_fraction
+    sweep: Sequence[str]  # settings to try, each "key=v1,v2,none"; all combinations are tried
+    compare: bool  # whether to replay the other allocators, too

@@ -22,38 +22,23 @@ _PICKLED = (b"\x80", b"\x1f\x8b")  # first bytes of pickles since protocol 2, an
 
 
 class SnapshotDevice(NamedTuple):
-    """One device of a snapshot.
+    """One device of a snapshot."""
 
-    Args:
-        snapshot: the file.
-        recording: the device's segments and history.
-        start: the state before the history.
-        attribution: component and step of each entry.
-    """
-
-    snapshot: Snapshot
-    recording: DeviceRecording
-    start: InitialState
-    attribution: Attribution
+    snapshot: Snapshot  # the file
+    recording: DeviceRecording  # the device's segments and history
+    start: InitialState  # the state before the history
+    attribution: Attribution  # component and step of each entry
 
 
 @dataclass(frozen=True, slots=True)
 class EventSource:
-    """A run's events, and the snapshot that they were read from.
+    """A run's events, and the snapshot that they were read from."""
 
-    Args:
-        name: of the file or configuration.
-        source_type: "events", "snapshot" or "trace".
-        events: in order.
-        recorded: the device of the snapshot; None for other sources.
-        gpu: the GPU in the configuration.
-    """
-
-    name: str
-    source_type: Literal["events", "snapshot", "trace"]
-    events: Sequence[Event]
-    recorded: SnapshotDevice | None = None
-    gpu: str | None = None
+    name: str  # of the file or configuration
+    source_type: Literal["events", "snapshot", "trace"]  # "events", "snapshot" or "trace"
+    events: Sequence[Event]  # in order
+    recorded: SnapshotDevice | None = None  # the device of the snapshot; None for other sources
+    gpu: str | None = None  # the GPU in the configuration
 
 
 def open_source(

@@ -5,37 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from memcalc.ledger.result import ModuleResult, Result
-from memcalc.report.grid import Column, TextTable, markdown_grid
 from memcalc.report.labels import shortened
+from memcalc.report.screen import PLAIN, Column, Details, TextTable, markdown_grid
 from memcalc.report.screens.sizing import published_grid
 from memcalc.report.screens.verdict import assumed, because, error_bars, figures, subject, verdict
 from memcalc.report.tables.breakdown import component_grid
 from memcalc.report.tables.phases import phase_grid, rank_grid
 from memcalc.text import harmless
 from memcalc.units import Unit
-from memcalc.verdict.reasons import Reason
 
 
-def sizing_markdown(
-    result: Result | ModuleResult,
-    unit: Unit = "GiB",
-    *,
-    all_ranks: bool = False,
-    explain: str | None = None,
-    brief: bool = False,
-    reason: Reason | None = None,
-) -> str:
-    """Return the report of `memcalc estimate --format markdown`; brief: without tables of components and phases."""
+def sizing_markdown(result: Result | ModuleResult, unit: Unit = "GiB", details: Details = PLAIN) -> str:
+    """Return the report of `memcalc estimate --format markdown`."""
+    reason, explain = details.reason, details.explain
     lines = [f"## {harmless(result.name)}", "", harmless(subject(result).replace("\n", "; ")), ""]
     lines += [f"**{verdict(result, unit)}**", ""]
     for line in (assumed(result, unit), error_bars(result, unit), because(reason, unit) if reason else ""):
         lines += [line, ""] if line else []
     lines += markdown_grid(figures(result, unit))
-    if not brief:
+    if not details.brief:
         lines += markdown_grid(component_grid(result, unit))
-    if all_ranks:
+    if details.all_ranks:
         lines += markdown_grid(rank_grid(result, unit))
-    if not brief:
+    if not details.brief:
         lines += markdown_grid(phase_grid(result, unit))
         published = published_grid(result, unit)
         lines += [] if published is None else markdown_grid(published)
@@ -47,11 +39,10 @@ def sizing_markdown(
 
 
 def _explanation(result: Result, unit: Unit, word: str) -> list[str]:
-    from memcalc.report.tables.explanation import PARAMETERS, RECIPE, chapters
-    from memcalc.report.tables.parameters import parameter_grid
+    from memcalc.report.tables.explanation import PARAMETERS, RECIPE, chapters, parameter_grid
 
     if word == RECIPE:
-        from memcalc.report.tables.recipe import recipe_grid
+        from memcalc.report.tables.explanation import recipe_grid
 
         return markdown_grid(recipe_grid(result.spec))
     if word == PARAMETERS:

@@ -21,21 +21,13 @@ NEIGHBORS = 8
 
 @dataclass(frozen=True, slots=True)
 class FitBoundary:
-    """The fit boundary of a sequence of values.
+    """The fit boundary of a sequence of values."""
 
-    Args:
-        value: the largest that fits; 0: none does.
-        next_value: the next one, which does not fit; None: the sequence ends.
-        tried: every value tried, and whether it fits.
-        gaps: smaller values tried that do not fit, although `value` does.
-        above: number of next larger values tried that do not fit: NEIGHBORS, or fewer at the end of the sequence.
-    """
-
-    value: int
-    next_value: int | None
-    tried: dict[int, bool]
-    gaps: tuple[int, ...]
-    above: int
+    value: int  # the largest that fits; 0: none does
+    next_value: int | None  # the next one, which does not fit; None: the sequence ends
+    tried: dict[int, bool]  # every value tried, and whether it fits
+    gaps: tuple[int, ...]  # smaller values tried that do not fit, although `value` does
+    above: int  # number of next larger values tried that do not fit: NEIGHBORS, or fewer at the end of the sequence
 
 
 def fit_boundary(

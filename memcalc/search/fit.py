@@ -11,13 +11,12 @@ from memcalc.ledger.result import Result
 from memcalc.progress import Progress, silent
 from memcalc.search.costs import fixed_sequences, step_sequences, token_seconds
 from memcalc.search.layouts import HOLDABLE, Space
-from memcalc.search.lower_bound import is_hopeless
 from memcalc.search.maxima import MAXIMA, maximum
 from memcalc.search.minima import MINIMA, MOST_GPUS, fewest_gpus, gpu_verdicts, least_recompute
 from memcalc.search.offers import OfferSearch, checked_prices, offers
 from memcalc.search.ranking import best_of, rank
 from memcalc.search.result import FitQuery, FitResult, Nearest
-from memcalc.search.variants import varied, violated_rule
+from memcalc.search.variants import is_hopeless, varied, violated_rule
 from memcalc.spec.hardware.gpus import GpuSpec, all_gpus, find_gpu
 from memcalc.spec.hardware.interconnect import System, system_of
 from memcalc.spec.spec import Spec

@@ -45,15 +45,10 @@ HOLDABLE = (
 
 
 class ExcludedLayout(NamedTuple):
-    """An excluded layout.
+    """An excluded layout."""
 
-    Args:
-        choice: its degrees, as text; "" if the reason names them.
-        reason: the rule that it violates.
-    """
-
-    choice: str
-    reason: str
+    choice: str  # its degrees, as text; "" if the reason names them
+    reason: str  # the rule that it violates
 
 
 class Layout(NamedTuple):

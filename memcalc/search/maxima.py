@@ -13,8 +13,7 @@ from memcalc.layout.parameters import count_parameters
 from memcalc.ledger.result import Result
 from memcalc.ledger.verdict import Verdict, holding_memory
 from memcalc.search.boundary_search import bracket_and_bisect, fit_boundary
-from memcalc.search.lower_bound import is_hopeless
-from memcalc.search.variants import varied, violated_rule
+from memcalc.search.variants import is_hopeless, varied, violated_rule
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.recompute_plan import leaves
 from memcalc.spec.spec import Spec
@@ -49,39 +48,22 @@ class Scale(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Maximum:
-    """The largest value of one quantity that fits.
+    """The largest value of one quantity that fits."""
 
-    Args:
-        quantity: one of MAXIMA.
-        value: the largest; 0: none fits.
-        now: the run's value.
-        step: from one value to the next, if constant.
-        next_value: the next larger one; None: there is none.
-        next_verdict: of the run with it; None: there is none, or a rule forbids it.
-        end: why there is no next value, or why it is not allowed; empty if memory is the reason.
-        gaps: smaller values tried that do not fit, although `value` does.
-        above: number of next larger values tried, none of which fits.
-        result: the estimate at `value`; None if `value` is 0.
-        parameters: of the model at `value`.
-        note: how it is counted.
-        overrides: overrides from the original run to this one, as --set takes them.
-        smallest: the run with the smallest value, if that is valid and does not fit.
-    """
-
-    quantity: str
-    value: int
-    now: int
-    step: int
-    next_value: int | None
-    next_verdict: Verdict | None
-    end: str
-    gaps: tuple[int, ...]
-    above: int
-    result: Result | None
-    parameters: int
-    note: str
-    overrides: tuple[str, ...] = ()
-    smallest: Spec | None = None
+    quantity: str  # one of MAXIMA
+    value: int  # the largest; 0: none fits
+    now: int  # the run's value
+    step: int  # from one value to the next, if constant
+    next_value: int | None  # the next larger one; None: there is none
+    next_verdict: Verdict | None  # of the run with it; None: there is none, or a rule forbids it
+    end: str  # why there is no next value, or why it is not allowed; empty if memory is the reason
+    gaps: tuple[int, ...]  # smaller values tried that do not fit, although `value` does
+    above: int  # number of next larger values tried, none of which fits
+    result: Result | None  # the estimate at `value`; None if `value` is 0
+    parameters: int  # of the model at `value`
+    note: str  # how it is counted
+    overrides: tuple[str, ...] = ()  # overrides from the original run to this one, as --set takes them
+    smallest: Spec | None = None  # the run with the smallest value, if that is valid and does not fit
 
     @property
     def next_bytes(self) -> int | None:

@@ -38,17 +38,11 @@ ONE_GPU = {
 
 
 class GpuVerdict(NamedTuple):
-    """The verdict of the run on one GPU.
+    """The verdict of the run on one GPU."""
 
-    Args:
-        gpu: the GPU.
-        verdict: of the run on it.
-        lacks: features that the run needs and the GPU lacks, as text; "": none.
-    """
-
-    gpu: GpuSpec
-    verdict: Verdict
-    lacks: str
+    gpu: GpuSpec  # the GPU
+    verdict: Verdict  # of the run on it
+    lacks: str  # features that the run needs and the GPU lacks, as text; "": none
 
     @property
     def device_bytes(self) -> int:
@@ -67,31 +61,19 @@ class GpuVerdict(NamedTuple):
 
 
 class FewestGpus(NamedTuple):
-    """The fewest GPUs.
+    """The fewest GPUs."""
 
-    Args:
-        gpus: on which some layout fits for sure; None: no number tried is enough.
-        may_be_fewer: whether a layout over fewer GPUs may fit.
-    """
-
-    gpus: int | None
-    may_be_fewer: bool
+    gpus: int | None  # on which some layout fits for sure; None: no number tried is enough
+    may_be_fewer: bool  # whether a layout over fewer GPUs may fit
 
 
 class LeastRecompute(NamedTuple):
-    """The least recomputation that fits.
+    """The least recomputation that fits."""
 
-    Args:
-        recompute: as in a configuration.
-        layers: recomputed layers per stage (per chunk of layers, if a stage has several).
-        of: layers of the stage or chunk.
-        device_bytes: device memory of a GPU.
-    """
-
-    recompute: str | tuple[int, ...]
-    layers: int
-    of: int
-    device_bytes: int
+    recompute: str | tuple[int, ...]  # as in a configuration
+    layers: int  # recomputed layers per stage (per chunk of layers, if a stage has several)
+    of: int  # layers of the stage or chunk
+    device_bytes: int  # device memory of a GPU
 
 
 def fewest_gpus(

@@ -37,23 +37,14 @@ class OfferLayouts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A type of GPU at its price.
+    """A type of GPU at its price."""
 
-    Args:
-        gpu: the GPU.
-        price: of one GPU for one hour, in the currency of the user.
-        system: the node and network of the GPU.
-        layouts: the number of GPUs with the lowest cost per token; None: no number tried is enough.
-        may_be_fewer: whether a layout over fewer GPUs may fit, or, if no number is enough, over any.
-        lacks: features that the run needs and the GPU lacks, regardless of memory; "": none.
-    """
-
-    gpu: GpuSpec
-    price: float
-    system: System
-    layouts: OfferLayouts | None
-    may_be_fewer: bool
-    lacks: str
+    gpu: GpuSpec  # the GPU
+    price: float  # of one GPU for one hour, in the currency of the user
+    system: System  # the node and network of the GPU
+    layouts: OfferLayouts | None  # the number of GPUs with the lowest cost per token; None: no number tried is enough
+    may_be_fewer: bool  # whether a layout over fewer GPUs may fit, or, if no number is enough, over any
+    lacks: str  # features that the run needs and the GPU lacks, regardless of memory; "": none
 
     @property
     def hourly(self) -> float | None:
@@ -119,19 +110,12 @@ def checked_prices(prices: Mapping[str, float]) -> dict[GpuSpec, float]:
 
 
 class OfferSearch(NamedTuple):
-    """Options of the search, the same for every type of GPU.
+    """Options of the search, the same for every type of GPU."""
 
-    Args:
-        fixed_fields: fields that keep the run's own value.
-        most: maximum number of GPUs of one type.
-        top: number of layouts to return in full.
-        progress: called with the number of layouts done.
-    """
-
-    fixed_fields: frozenset[str]
-    most: int
-    top: int
-    progress: Progress = silent
+    fixed_fields: frozenset[str]  # fields that keep the run's own value
+    most: int  # maximum number of GPUs of one type
+    top: int  # number of layouts to return in full
+    progress: Progress = silent  # called with the number of layouts done
 
 
 def offers(

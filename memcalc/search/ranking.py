@@ -16,8 +16,7 @@ from memcalc.ledger.verdict import Answer
 from memcalc.progress import Progress, silent
 from memcalc.search.costs import Costs, Recompute, StepCost
 from memcalc.search.layouts import DEGREES, Layout, Space
-from memcalc.search.lower_bound import is_hopeless
-from memcalc.search.variants import varied
+from memcalc.search.variants import is_hopeless, varied
 from memcalc.spec.hardware.interconnect import System
 from memcalc.spec.spec import Spec
 from memcalc.verdict.judge import judge, size
@@ -27,17 +26,11 @@ MICRO_BATCHES = (1, 2, 4, 8, 16)
 
 
 class Ranked(NamedTuple):
-    """A layout that fits, with its cheapest micro-batch and recomputation.
+    """A layout that fits, with its cheapest micro-batch and recomputation."""
 
-    Args:
-        spec: the layout.
-        costs: seconds of one optimizer step.
-        device_bytes: memory of a GPU.
-    """
-
-    spec: Spec
-    costs: Costs
-    device_bytes: int
+    spec: Spec  # the layout
+    costs: Costs  # seconds of one optimizer step
+    device_bytes: int  # memory of a GPU
 
 
 class BatchChoice(NamedTuple):

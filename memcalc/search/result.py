@@ -24,57 +24,35 @@ from memcalc.verdict.reasons import Reason
 
 @dataclass(frozen=True, slots=True)
 class FitQuery:
-    """The query of `fit`.
+    """The query of `fit`."""
 
-    Args:
-        gpus: total number of GPUs; None: the run's. For the fewest GPUs: the maximum to try.
-        maximize: one of `maxima.MAXIMA`; None: everything is requested.
-        minimize: one of `minima.MINIMA`; None: everything is requested.
-        fixed_fields: fields that keep the run's own value in every layout.
-        node: GPUs per node; None: from the GPU's table.
-        nic_gbit: network bandwidth per GPU in 10^9 bit/s; None: from the table.
-        top: number of layouts to return in full.
-        prices: of one GPU for one hour, by its name, for the lowest cost.
-    """
-
-    gpus: int | None = None
-    maximize: str | None = None
-    minimize: str | None = None
-    fixed_fields: tuple[str, ...] = ()
-    node: int | None = None
-    nic_gbit: float | None = None
-    top: int = 5
+    gpus: int | None = None  # total number of GPUs; None: the run's. For the fewest GPUs: the maximum to try.
+    maximize: str | None = None  # one of `maxima.MAXIMA`; None: everything is requested
+    minimize: str | None = None  # one of `minima.MINIMA`; None: everything is requested
+    fixed_fields: tuple[str, ...] = ()  # fields that keep the run's own value in every layout
+    node: int | None = None  # GPUs per node; None: from the GPU's table
+    nic_gbit: float | None = None  # network bandwidth per GPU in 10^9 bit/s; None: from the table
+    top: int = 5  # number of layouts to return in full
+    # of one GPU for one hour, by its name, for the lowest cost
     prices: Mapping[str, float] = field(default_factory=dict)
 
 
 class Cluster(TypedDict, total=False):
-    """The machines of a query, and the length of its result.
+    """The machines of a query, and the length of its result."""
 
-    Args:
-        node: GPUs per node; None: from the GPU's table.
-        nic_gbit: network bandwidth per GPU in 10^9 bit/s; None: from the table.
-        top: number of layouts to return in full.
-    """
-
-    node: int | None
-    nic_gbit: float | None
-    top: int
+    node: int | None  # GPUs per node; None: from the GPU's table
+    nic_gbit: float | None  # network bandwidth per GPU in 10^9 bit/s; None: from the table
+    top: int  # number of layouts to return in full
 
 
 class Nearest(NamedTuple):
-    """A change that makes the run fit.
+    """A change that makes the run fit."""
 
-    Args:
-        change: the change.
-        slowdown: relative increase of GPU time per token by the cost model (0.33: a third more); None: unknown.
-        host_bytes: host memory of a rank.
-        node_host_bytes: host memory of all ranks of a node.
-    """
-
-    change: SuggestedChange
+    change: SuggestedChange  # the change
+    # relative increase of GPU time per token by the cost model (0.33: a third more); None: unknown
     slowdown: float | None
-    host_bytes: int = 0
-    node_host_bytes: int = 0
+    host_bytes: int = 0  # host memory of a rank
+    node_host_bytes: int = 0  # host memory of all ranks of a node
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Variants of a run in some fields, without loading it again, checked by the same rules."""
+"""Variants of a run in some fields, without loading it again, checked by the same rules and by their lower bound."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 from memcalc.spec.rule_sets.run import RULES
 from memcalc.spec.rule_sets.violations import Violation
 from memcalc.spec.spec import Spec
+from memcalc.verdict.judge import gpu_of
+from memcalc.verdict.needs import least_bytes
 
 
 def varied(spec: Spec, **blocks: dict[str, Any]) -> Spec:
@@ -25,3 +27,9 @@ def violated_rule(spec: Spec) -> Violation | None:
         for broken in rule(spec):
             return broken
     return None
+
+
+def is_hopeless(spec: Spec) -> bool:
+    """Return whether the lower bound exceeds the GPU."""
+    gpu = gpu_of(spec)
+    return gpu is not None and least_bytes(spec, gpu, gpu.usable_bytes) > gpu.usable_bytes

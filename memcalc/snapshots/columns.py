@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 from itertools import repeat
 from typing import Any, cast
 
-from memcalc.snapshots.preview import shown
 from memcalc.snapshots.recording import SnapshotEntry
 from memcalc.snapshots.unpickling import UnsafePickle
 
@@ -78,3 +77,22 @@ def _refused(trace: list[Any]) -> UnsafePickle:
         if any(type(n) is not int or not -LARGEST <= n < LARGEST for n in numbers) or numbers[1] < 0:
             return UnsafePickle(f"an entry of its history is {shown(entry)}")
     return UnsafePickle("an entry of its history is none")
+
+
+_LONGEST = 40  # characters of a string
+_KEYS = 8  # of a dictionary
+_LARGEST = 2**63
+
+
+def shown(value: Any) -> str:
+    """Return the type of a value, and a short value itself."""
+    if isinstance(value, str | bytes):
+        return repr(value[:_LONGEST])
+    if isinstance(value, int):
+        return str(min(abs(value), _LARGEST))
+    if isinstance(value, float | None):
+        return repr(value)
+    if isinstance(value, dict):
+        keys = ", ".join(sorted(str(key)[:20] for key in list(value)[:_KEYS]))
+        return f"a dictionary with {keys or 'nothing in it'}"
+    return f"a {type(value).__name__}"

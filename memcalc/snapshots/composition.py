@@ -15,37 +15,22 @@ LONG_LIVED = 2  # steps after which a live tensor counts as leaked
 
 
 class SourceLine(NamedTuple):
-    """The tensors of one source line. Requested bytes.
+    """The tensors of one source line. Requested bytes."""
 
-    Args:
-        location: file, line and function.
-        component: None if unknown.
-        bytes: of all tensors.
-        tensors: their number.
-        largest: bytes of the largest tensor.
-    """
-
-    location: str
-    component: Component | None
-    bytes: int
-    tensors: int
-    largest: int
+    location: str  # file, line and function
+    component: Component | None  # None if unknown
+    bytes: int  # of all tensors
+    tensors: int  # their number
+    largest: int  # bytes of the largest tensor
 
 
 class Leak(NamedTuple):
-    """Tensors that one source line allocated in several steps and that are live at the end.
+    """Tensors that one source line allocated in several steps and that are live at the end."""
 
-    Args:
-        location: file, line and function.
-        steps: number of steps that allocated them.
-        tensors: their number.
-        bytes: requested, of all tensors.
-    """
-
-    location: str
-    steps: int
-    tensors: int
-    bytes: int
+    location: str  # file, line and function
+    steps: int  # number of steps that allocated them
+    tensors: int  # their number
+    bytes: int  # requested, of all tensors
 
 
 @dataclass(frozen=True)

@@ -14,23 +14,14 @@ from memcalc.snapshots.recording import DeviceRecording, RecordedSegment, Snapsh
 
 @dataclass(slots=True)
 class BlockInUse:
-    """A block in use. Bytes.
+    """A block in use. Bytes."""
 
-    Args:
-        address: its address.
-        requested: bytes requested for it.
-        size: of the block; None if unknown, because it was freed before the end.
-        stream: handle of its CUDA stream.
-        stack: number of its stack.
-        is_waiting: whether it is freed, but other streams may still use it.
-    """
-
-    address: int
-    requested: int
-    size: int | None
-    stream: int
-    stack: int
-    is_waiting: bool = False
+    address: int  # its address
+    requested: int  # bytes requested for it
+    size: int | None  # of the block; None if unknown, because it was freed before the end
+    stream: int  # handle of its CUDA stream
+    stack: int  # number of its stack
+    is_waiting: bool = False  # whether it is freed, but other streams may still use it
 
 
 @dataclass(slots=True)

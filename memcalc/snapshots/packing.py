@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from memcalc.snapshots.columns import LARGEST, columns_of
-from memcalc.snapshots.preview import shown
+from memcalc.snapshots.columns import LARGEST, columns_of, shown
 from memcalc.snapshots.unpickling import UnsafePickle
 
 STATES = frozenset(("active_allocated", "active_pending_free", "active_awaiting_free", "inactive"))

@@ -21,8 +21,7 @@ OK, REFUSED = 0, 3
 def main(path: str) -> int:
     """Read the file; return 0 with the packed snapshot on standard output, or 3 with the reason."""
     from memcalc.snapshots.packing import pack
-    from memcalc.snapshots.truncation import salvaged
-    from memcalc.snapshots.unpickling import TruncatedFile, UnsafePickle, content_of, loads_plain
+    from memcalc.snapshots.unpickling import TruncatedFile, UnsafePickle, content_of, loads_plain, salvaged
 
     gc.disable()  # there is no garbage here, and searching for it takes most of the time
     try:

@@ -12,36 +12,28 @@ OVERCOUNTS: tuple[Overcount, ...] = ("nothing", "activations", "states", "precis
 class Limit(NamedTuple):
     """A feature that the estimate of a run omits.
 
-    Args:
-        feature: a short noun phrase, which can follow "not modelled:" in a headline.
-        holds_memory: whether the run requests it and it needs GPU memory that the estimate omits, so that the estimate
-            is a lower bound. False if the estimate is exact or too high nevertheless, and for features that no
-            configuration states (loading, initialization, logging).
-        at_least_bytes: a proven lower bound of its contribution to the peak of each GPU; 0 if none is known.
-        at_most_bytes: an upper bound of its contribution; None if none is known.
-        bytes_per_parameter: bytes per parameter of a frozen copy of the run's own model on the GPUs; 0: no copy.
-        sequences: sequences of a forward pass without gradients; 0: none. The pass needs more memory than the training
-            step only if they exceed the micro-batch.
-        parameters_of_whole: elements of the whole model that this run's model is a part of; 0: unknown.
-        state_bytes_per_parameter: bytes per parameter of further optimizer state that each GPU has for the whole model;
-            0: none is known.
-        overcounts: what the estimate counts although the run may not need it, so that the estimate is perhaps too high:
-            activations (and all else that a step frees again), states (also gradients, master weights and optimizer
-            state), precision (also the bits per weight beyond 4), or all.
-
     `memcalc.estimation.limits.limits_of` computes at_least_bytes and holds_memory from the other numbers: the
     reader of a file does not know the model's size, and a search changes the micro-batch.
     """
 
-    feature: str
+    feature: str  # a short noun phrase, which can follow "not modelled:" in a headline
+    # whether the run requests it and it needs GPU memory that the estimate omits, so that the estimate is a lower
+    # bound. False if the estimate is exact or too high nevertheless, and for features that no configuration states
+    # (loading, initialization, logging).
     holds_memory: bool
-    at_least_bytes: int = 0
-    bytes_per_parameter: int = 0
+    at_least_bytes: int = 0  # a proven lower bound of its contribution to the peak of each GPU; 0 if none is known
+    bytes_per_parameter: int = 0  # bytes per parameter of a frozen copy of the run's own model on the GPUs; 0: no copy
+    # sequences of a forward pass without gradients; 0: none. The pass needs more memory than the training step only if
+    # they exceed the micro-batch.
     sequences: int = 0
-    parameters_of_whole: int = 0
+    parameters_of_whole: int = 0  # elements of the whole model that this run's model is a part of; 0: unknown
+    # bytes per parameter of further optimizer state that each GPU has for the whole model; 0: none is known
     state_bytes_per_parameter: int = 0
+    # what the estimate counts although the run may not need it, so that the estimate is perhaps too high: activations
+    # (and all else that a step frees again), states (also gradients, master weights and optimizer state), precision
+    # (also the bits per weight beyond 4), or all
     overcounts: Overcount = "nothing"
-    at_most_bytes: int | None = None
+    at_most_bytes: int | None = None  # an upper bound of its contribution; None if none is known
 
 
 def most_overcounted(limits: Iterable[Limit]) -> Overcount:

@@ -59,19 +59,12 @@ def load(
 
 
 class OpenedConfig(NamedTuple):
-    """A configuration that was read once and can be loaded with many overrides.
+    """A configuration that was read once and can be loaded with many overrides."""
 
-    Args:
-        blocks: its blocks under their full names; never changed.
-        source: has the line of each value.
-        folder: directory that paths in it are relative to.
-        origin: its origin, which all runs loaded from it share.
-    """
-
-    blocks: Mapping[str, Any]
-    source: YamlSource
-    folder: Path
-    origin: Origin = Origin()
+    blocks: Mapping[str, Any]  # its blocks under their full names; never changed
+    source: YamlSource  # has the line of each value
+    folder: Path  # directory that paths in it are relative to
+    origin: Origin = Origin()  # its origin, which all runs loaded from it share
 
 
 def open_source(source: str | Path | Mapping[str, Any]) -> OpenedConfig:

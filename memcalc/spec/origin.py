@@ -8,23 +8,14 @@ from memcalc.spec.limits import Limit
 
 
 class Assumption(NamedTuple):
-    """An open choice that affects the peak: neither a file, the command line nor a named framework decides it.
+    """An open choice that affects the peak: neither a file, the command line nor a named framework decides it."""
 
-    Args:
-        field: memcalc's field that decides it, such as "training.framework".
-        choice: the open choice, as a noun phrase: "the program that runs the file".
-        taken: the assumed candidate: the one with the largest peak.
-        otherwise: the candidate with the smallest peak.
-        moved_bytes: difference of their allocated peaks per GPU.
-        peak_bytes: allocated peak with the assumed candidate.
-    """
-
-    field: str
-    choice: str
-    taken: str
-    otherwise: str
-    moved_bytes: int
-    peak_bytes: int
+    field: str  # memcalc's field that decides it, such as "training.framework"
+    choice: str  # the open choice, as a noun phrase: "the program that runs the file"
+    taken: str  # the assumed candidate: the one with the largest peak
+    otherwise: str  # the candidate with the smallest peak
+    moved_bytes: int  # difference of their allocated peaks per GPU
+    peak_bytes: int  # allocated peak with the assumed candidate
 
     @property
     def setting(self) -> str:
@@ -38,19 +29,12 @@ class Assumption(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """Information on a run other than its fields.
+    """Information on a run other than its fields."""
 
-    Args:
-        program: the program and version of the run, for a headline; "": a configuration of memcalc's own.
-        notes: how another framework's file was read, for the reader of a result.
-        limits: requests of another framework's file that the estimate does not model.
-        assumptions: open choices, the largest difference first.
-    """
-
-    program: str = ""
-    notes: tuple[str, ...] = ()
-    limits: tuple[Limit, ...] = ()
-    assumptions: tuple[Assumption, ...] = ()
+    program: str = ""  # the program and version of the run, for a headline; "": a configuration of memcalc's own
+    notes: tuple[str, ...] = ()  # how another framework's file was read, for the reader of a result
+    limits: tuple[Limit, ...] = ()  # requests of another framework's file that the estimate does not model
+    assumptions: tuple[Assumption, ...] = ()  # open choices, the largest difference first
 
     def joined(self, later: Origin) -> Origin:
         """Return both origins combined, this one's notes and limits first; the later one's program takes precedence."""

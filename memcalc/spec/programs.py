@@ -35,17 +35,11 @@ Framework = Literal[
 
 
 class FrameworkProgram(NamedTuple):
-    """A framework's program, as in a headline: "TRL 1.16.0 SFT".
+    """A framework's program, as in a headline: "TRL 1.16.0 SFT"."""
 
-    Args:
-        before: text before the version.
-        after: text after the version.
-        package: the package of the version, as a field of `VersionsSpec`; "": none of these.
-    """
-
-    before: str
-    after: str = ""
-    package: str = ""
+    before: str  # text before the version
+    after: str = ""  # text after the version
+    package: str = ""  # the package of the version, as a field of `VersionsSpec`; "": none of these
 
 
 PROGRAMS: dict[str, FrameworkProgram] = {

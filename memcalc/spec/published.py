@@ -34,17 +34,11 @@ def vision_language_models() -> Iterator[None]:
 
 
 class ModelReading(NamedTuple):
-    """The content of a config.json.
+    """The content of a config.json."""
 
-    Args:
-        model: the raw `model:` block.
-        notes: notes for the reader of a result.
-        limits: parts of the model that are not estimated.
-    """
-
-    model: dict[str, Any]
-    notes: tuple[str, ...] = ()
-    limits: tuple[Limit, ...] = ()
+    model: dict[str, Any]  # the raw `model:` block
+    notes: tuple[str, ...] = ()  # notes for the reader of a result
+    limits: tuple[Limit, ...] = ()  # parts of the model that are not estimated
 
 
 def read_published(published: PublishedModel) -> ModelReading:

@@ -22,19 +22,12 @@ VISION = "vision."  # prefix of the modules
 
 
 class TowerParameter(NamedTuple):
-    """One parameter tensor of a vision tower, and the number of layers that have one of this shape.
+    """One parameter tensor of a vision tower, and the number of layers that have one of this shape."""
 
-    Args:
-        module: its module; `layers.*` stands for all layers of the tower.
-        tensor: "weight" or "bias"; "table" for a matrix that is no linear layer's.
-        shape: sizes of its axes; of a linear layer [out, in].
-        layers: number of such tensors.
-    """
-
-    module: str
-    tensor: Literal["weight", "bias", "table"]
-    shape: tuple[int, ...]
-    layers: int = 1
+    module: str  # its module; `layers.*` stands for all layers of the tower
+    tensor: Literal["weight", "bias", "table"]  # "weight" or "bias"; "table" for a matrix that is no linear layer's
+    shape: tuple[int, ...]  # sizes of its axes; of a linear layer [out, in]
+    layers: int = 1  # number of such tensors
 
 
 class _Tower:

@@ -26,17 +26,11 @@ from memcalc.states.state_options import FsdpOptions, StateOptions
 
 
 class FlatStates(NamedTuple):
-    """The states of parameters of one dtype.
+    """The states of parameters of one dtype."""
 
-    Args:
-        stored: the flat parameters, of which a rank has chunks.
-        updated: the tensors that the optimizer updates.
-        options: the options for `updated`: those of one rank where they are a rank's parts.
-    """
-
-    stored: LocalParameters
-    updated: LocalParameters
-    options: StateOptions
+    stored: LocalParameters  # the flat parameters, of which a rank has chunks
+    updated: LocalParameters  # the tensors that the optimizer updates
+    options: StateOptions  # the options for `updated`: those of one rank where they are a rank's parts
 
 
 def unit_of(parameters: tuple[LocalParameter, ...], options: StateOptions) -> FlatUnit:

@@ -92,17 +92,11 @@ def counted_options(spec: Spec, stage: Stage) -> StateOptions:
 
 
 class _Model(NamedTuple):
-    """A model on a rank.
+    """A model on a rank."""
 
-    Args:
-        parameters: its parameters on the rank.
-        options: the options that its states depend on.
-        name: before the names of its modules in rows; "": the model that trains. Others are frozen.
-    """
-
-    parameters: LocalParameters
-    options: StateOptions
-    name: str = ""
+    parameters: LocalParameters  # its parameters on the rank
+    options: StateOptions  # the options that its states depend on
+    name: str = ""  # before the names of its modules in rows; "": the model that trains. Others are frozen.
 
 
 def _models(spec: Spec, stage: Stage) -> tuple[_Model, ...]:

@@ -16,19 +16,13 @@ from memcalc.spec.recipes import DTYPE_BYTES
 
 
 class ShardCounts(NamedTuple):
-    """Number of ranks that a copy is sharded across.
+    """Number of ranks that a copy is sharded across."""
 
-    Args:
-        ranks: ranks for all parameters but routed experts.
-        expert_ranks: ranks for routed experts.
-        engine: the engine that shards, which sets the padding.
-        expert_units: whether routed experts are a unit of FSDP2: where a rank has fewer experts than their unit has
-            ranks, their second axis is sharded (torchtitan 0.2.2 models/llama4/infra/parallelize.py, apply_fsdp).
-    """
-
-    ranks: int
-    expert_ranks: int
-    engine: str
+    ranks: int  # ranks for all parameters but routed experts
+    expert_ranks: int  # ranks for routed experts
+    engine: str  # the engine that shards, which sets the padding
+    # Whether routed experts are a unit of FSDP2: where a rank has fewer experts than their unit has ranks, their second
+    # axis is sharded (torchtitan 0.2.2 models/llama4/infra/parallelize.py, apply_fsdp).
     expert_units: bool = False
 
     def over(self, parameter: LocalParameter) -> int:
@@ -68,27 +62,16 @@ class Role(Enum):
 
 
 class ParameterCopy(NamedTuple):
-    """One copy of every parameter of a rank.
+    """One copy of every parameter of a rank."""
 
-    Args:
-        component: the component that its bytes count for.
-        name: suffix after the parameter's name, for display only.
-        dtype: its dtype.
-        sharded_from_stage: the first ZeRO stage at which a rank holds only its shard.
-        mask: the phases in which it is live.
-        citation: its source.
-        gradient_shaped: whether it is as large as autograd's gradient.
-        role: what it is used for.
-    """
-
-    component: Component
-    name: str
-    dtype: str
-    sharded_from_stage: int
-    mask: int
-    citation: str
-    gradient_shaped: bool = False
-    role: Role = Role.OTHER
+    component: Component  # the component that its bytes count for
+    name: str  # suffix after the parameter's name, for display only
+    dtype: str  # its dtype
+    sharded_from_stage: int  # the first ZeRO stage at which a rank holds only its shard
+    mask: int  # the phases in which it is live
+    citation: str  # its source
+    gradient_shaped: bool = False  # whether it is as large as autograd's gradient
+    role: Role = Role.OTHER  # what it is used for
 
     def axes(self, parameter: LocalParameter, ranks: int) -> tuple[Axis, ...]:
         """Return the axes of this copy before it is sharded across `ranks`; a shard is always of the parameter."""

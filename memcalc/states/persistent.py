@@ -1,9 +1,12 @@
-"""Persistent memory besides model states: the batch, module buffers, library workspaces."""
+"""Persistent memory besides model states: the batch, module buffers, scales, library workspaces."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from memcalc.allocator.pytorch.block_sizes import rounded
-from memcalc.layout.local_parameters import stage_parameters
+from memcalc.layout.fake_quantized_layers import fake_quantized_chunks, fake_quantized_layers
+from memcalc.layout.local_parameters import LocalParameter, LocalParameters, stage_parameters
 from memcalc.layout.parameters import mask_elements, table_elements
 from memcalc.layout.peft_parameters import adapters_follow_the_head, loads_weights
 from memcalc.layout.schedules import logits_released, uses_pipelining
@@ -19,7 +22,6 @@ from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.spec import Spec
 from memcalc.spec.training import TOKENWISE
 from memcalc.states import megatron_buffers
-from memcalc.states.fake_quantization import scales_of_layers
 from memcalc.states.gradient_policy import embedding_gradient_stays
 from memcalc.states.state_options import state_options
 from memcalc.states.unsharded_weights import is_built_on_meta
@@ -271,3 +273,34 @@ def workspace(thread: str, spec: Spec, gpu: GpuSpec | None, mask: int) -> RowDra
     return RowDraft(
         Component.LIBRARY_WORKSPACE, "cuBLAS", name, (each,), "uint8", 1, each, each, mask, formula, citation
     )
+
+
+SOURCE = "torchao 0.13 quantization/qat/fake_quantizer.py: IntxFakeQuantizer.scale, zero_point"
+
+
+def scales_of_layers(spec: Spec, parameters: LocalParameters) -> Iterator[RowDraft]:
+    """Yield an fp32 scale and a zero point for each group of a weight, and for each token of a layer's input.
+
+    Every rank has those of whole weights; ranges with gradients are not kept. A pass replaces those of the pass before.
+    The scales of a layer that runs on several chunks are counted with what it saves for backward.
+    """
+    training, layers, chunked = spec.training, fake_quantized_layers(spec), fake_quantized_chunks(spec)
+    for parameter in parameters:
+        name = parameter.module.rpartition(".")[2]
+        if name not in layers or parameter.tensor != "weight":
+            continue
+        rows, columns = parameter.shape
+        of_weight = (rows, columns // training.fake_quantization_group)
+        tokens = training.row_length // (training.loss_chunks if name in chunked else 1)
+        what = "zero points" if name in chunked else "scales and zero points"
+        each = 1 if name in chunked else 2
+        if training.fake_quantization == "int8-int4":
+            yield _kept(parameter, f"{what} of the weight", of_weight, each, f"4·({parameter.formula})/g")
+        formula = "4·b·s/m" if name in chunked else "4·b·s"
+        yield _kept(parameter, f"{what} of the input", (training.sequences, tokens), each, formula)
+
+
+def _kept(parameter: LocalParameter, name: str, shape: tuple[int, ...], count: int, formula: str) -> RowDraft:
+    each = 4 * shape[0] * shape[1]
+    given = (each, rounded(each), from_phase("forward_1"), formula, SOURCE)
+    return RowDraft(Component.WEIGHTS, parameter.module, name, shape, "fp32", count * parameter.count, *given)

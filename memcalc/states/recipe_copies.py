@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from memcalc.ledger.component import Component
 from memcalc.ledger.row_drafts import BIT, from_phase, mask_of
 from memcalc.spec.recipes import RECIPES
-from memcalc.states.optimizers.ema import average
 from memcalc.states.parameter_copies import ParameterCopy, Role
 from memcalc.states.state_options import StateOptions
 
@@ -183,3 +182,18 @@ def is_on_host(copy: ParameterCopy, options: StateOptions) -> bool:
         return options.host.has_weights
     updated = (Component.MASTER_WEIGHTS, Component.GRADIENTS)
     return options.host.offloads and (options.host.has_weights or copy.component in updated)
+
+
+AVERAGED_MODEL = "torch 2.13 optim/swa_utils.py, AveragedModel: a copy of the model"
+FP32 = "memcalc/step/ema.py: an fp32 copy of what the optimizer updates"
+
+
+def average(average_type: str, weights: str, sharded_from: int) -> Iterator[ParameterCopy]:
+    """Yield the averaged copy: sharded as the weights, or in fp32 and sharded as the fp32 master weights."""
+    mask = from_phase("optimizer")
+    if average_type == "weights":
+        yield ParameterCopy(
+            Component.OPTIMIZER_STATE, " average", weights, sharded_from, mask, AVERAGED_MODEL, role=Role.AVERAGE
+        )
+    elif average_type == "fp32":
+        yield ParameterCopy(Component.OPTIMIZER_STATE, " average", "fp32", 1, mask, FP32, role=Role.AVERAGE)

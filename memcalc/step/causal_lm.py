@@ -27,25 +27,18 @@ from memcalc.step.reference.decoder import Decoder
 
 @dataclass(frozen=True, slots=True)
 class CausalLM:
-    """A decoder with its loss.
+    """A decoder with its loss."""
 
-    Args:
-        module: has the parameters.
-        logits: token ids (b, s) to logits (b, s, V).
-        loss: logits and labels (b, s) to a scalar.
-        contexts: context of forward and backward: PyTorch settings that the modules leave to their caller.
-        hidden: token ids to the LM head's input (b, s, d), for losses that do not need all logits.
-        head: returns the LM head; called when it is needed.
-        batch: makes the arguments of forward for a class with other inputs than tokens and labels; `logits` then takes
-            them, and returns an output with its loss.
-    """
-
-    module: nn.Module
-    logits: Callable[[Any], Any]
-    loss: Callable[[Any, Tensor], Tensor]
+    module: nn.Module  # has the parameters
+    logits: Callable[[Any], Any]  # token ids (b, s) to logits (b, s, V)
+    loss: Callable[[Any, Tensor], Tensor]  # logits and labels (b, s) to a scalar
+    # context of forward and backward: PyTorch settings that the modules leave to their caller
     contexts: Callable[[], AbstractContextManager[None]] = nullcontext
+    # token ids to the LM head's input (b, s, d), for losses that do not need all logits
     hidden: Callable[[Tensor], Tensor] | None = None
-    head: Head | None = None
+    head: Head | None = None  # returns the LM head; called when it is needed
+    # makes the arguments of forward for a class with other inputs than tokens and labels; `logits` then takes them, and
+    # returns an output with its loss
     batch: Callable[[], dict[str, Tensor]] | None = None
 
 

@@ -21,8 +21,8 @@ from memcalc.spec.spec import Spec
 from memcalc.step.causal_lm import CausalLM, build_base
 from memcalc.step.huggingface import one_sequence_a_row
 from memcalc.step.loop import Observer
+from memcalc.step.quantization import sizes_of
 from memcalc.step.reference.attention import CUDA_BACKENDS
-from memcalc.step.sizes import sizes_of
 
 
 def placed(module: Any, device: torch.device) -> Any:

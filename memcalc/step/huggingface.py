@@ -22,8 +22,9 @@ from memcalc.errors import InputError, Unavailable
 from memcalc.spec.hardware.kernels import kernel_for_heads
 from memcalc.spec.layers import masks_images
 from memcalc.spec.model import ModelSpec
-from memcalc.spec.model_families.conversion import defaults_of, family_of, put_at, rules_of
+from memcalc.spec.model_families.conversion import family_of, put_at, rules_of
 from memcalc.spec.model_families.field_types import PROBABILITIES
+from memcalc.spec.model_families.files import family_named
 from memcalc.spec.model_families.inverse import write_hf_config
 from memcalc.spec.model_families.multimodal import LANGUAGE_FAMILIES
 from memcalc.spec.model_families.transformers_fallback import configuration, fallback_family, sizes_of
@@ -282,7 +283,7 @@ def vision_language_config(text: str, language: dict[str, Any], rotary_dim: int)
         language["model_type"] = own["model_type"]
     if family in LANGUAGE_FAMILIES:  # the keys lack values equal to the defaults of the family, not of the class
         filled: dict[str, Any] = {}
-        for key, value in defaults_of(LANGUAGE_FAMILIES[family]).items():
+        for key, value in family_named(LANGUAGE_FAMILIES[family]).defaults.items():
             if value is not None:
                 put_at(filled, key, value)
         language = filled | language

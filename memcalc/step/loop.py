@@ -24,9 +24,8 @@ from memcalc.step.ema import Average, build_average
 from memcalc.step.host import HOST, saving
 from memcalc.step.meta_modules import place_inputs, tensors_in
 from memcalc.step.optimizers import build_optimizer, hidden_matrices, state_tensors
-from memcalc.step.quantization import quantized_tensors
+from memcalc.step.quantization import quantized_tensors, sizes_of
 from memcalc.step.recipes import Copies, autocast
-from memcalc.step.sizes import sizes_of
 from memcalc.step.unsupported import (
     NO_KERNEL,
     engine_of,

@@ -16,27 +16,20 @@ from memcalc.spec.recompute_plan import Segment
 from memcalc.step.loop import Observer
 from memcalc.step.meta_modules import place_inputs, place_module
 from memcalc.step.module_run import OptimizerFactory, PlacedModule
+from memcalc.step.quantization import sizes_of
 from memcalc.step.recompute import run_plan
-from memcalc.step.sizes import sizes_of
 
 # Passes of each module, in this order; phases are named "PASS NUMBER".
 WARM, FORWARD, BACKWARD, BARE, AGAIN, OPTIMIZER = "warm", "forward", "backward", "bare", "again", "optimizer"
 
 
 class ModuleSizes(NamedTuple):
-    """Sizes of a module that do not depend on the point in the step.
+    """Sizes of a module that do not depend on the point in the step."""
 
-    Args:
-        input_bytes: bytes of its input tensor.
-        output_bytes: bytes of its output tensor.
-        left_bytes: bytes of each parameter's gradient.
-        flops: FLOPs of its forward's matmuls.
-    """
-
-    input_bytes: int
-    output_bytes: int
-    left_bytes: tuple[int, ...]
-    flops: int
+    input_bytes: int  # bytes of its input tensor
+    output_bytes: int  # bytes of its output tensor
+    left_bytes: tuple[int, ...]  # bytes of each parameter's gradient
+    flops: int  # FLOPs of its forward's matmuls
 
 
 class _End(torch.autograd.Function):

@@ -15,7 +15,7 @@ from memcalc.ledger.component import Component
 from memcalc.step.loop import Observer
 from memcalc.step.meta_modules import place_inputs, place_module, tensors_in
 from memcalc.step.python_file import own_line
-from memcalc.step.sizes import sizes_of
+from memcalc.step.quantization import sizes_of
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
@@ -39,26 +39,16 @@ def default_loss(output: Any) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class ModuleStep:
-    """The step to run.
+    """The step to run."""
 
-    Args:
-        module: on any device, including meta; it is not changed.
-        inputs: of its forward: a tuple of positional arguments, a mapping of keyword arguments, or one argument.
-        loss: the module's output to a tensor of one element.
-        optimizer: parameters to an optimizer; None: forward and backward alone.
-        autocast: dtype of autocast in forward and loss; None: no autocast.
-        zero_grad: how gradients are cleared before a step.
-        gradient_accumulation_steps: micro-batches per step.
-        inference: run forward alone, in this context of PyTorch, with the module in evaluation mode; None: train.
-    """
-
-    module: nn.Module
-    inputs: Any
-    loss: Callable[[Any], Tensor] = default_loss
-    optimizer: OptimizerFactory | None = None
-    autocast: torch.dtype | None = None
-    zero_grad: Literal["set_to_none", "zero"] = "set_to_none"
-    gradient_accumulation_steps: int = 1
+    module: nn.Module  # on any device, including meta; it is not changed
+    inputs: Any  # of its forward: a tuple of positional arguments, a mapping of keyword arguments, or one argument
+    loss: Callable[[Any], Tensor] = default_loss  # the module's output to a tensor of one element
+    optimizer: OptimizerFactory | None = None  # parameters to an optimizer; None: forward and backward alone
+    autocast: torch.dtype | None = None  # dtype of autocast in forward and loss; None: no autocast
+    zero_grad: Literal["set_to_none", "zero"] = "set_to_none"  # how gradients are cleared before a step
+    gradient_accumulation_steps: int = 1  # micro-batches per step
+    # run forward alone, in this context of PyTorch, with the module in evaluation mode; None: train
     inference: Literal["inference_mode", "no_grad"] | None = None
 
 

@@ -24,17 +24,11 @@ MACHINERY = re.compile(r"[/\\](site-packages|dist-packages|memcalc[/\\](step|rec
 
 
 class UserModule(NamedTuple):
-    """A user's module with its inputs.
+    """A user's module with its inputs."""
 
-    Args:
-        name: file name and function, as shown in reports.
-        module: the built module; its parameters may be on the meta device.
-        inputs: of its forward: a tuple of positional arguments, a mapping of keyword arguments, or one argument.
-    """
-
-    name: str
-    module: nn.Module
-    inputs: Any
+    name: str  # file name and function, as shown in reports
+    module: nn.Module  # the built module; its parameters may be on the meta device
+    inputs: Any  # of its forward: a tuple of positional arguments, a mapping of keyword arguments, or one argument
 
 
 def own_module(target: str, inputs: str | None = None) -> UserModule:

@@ -101,3 +101,13 @@ def _materialize(part: nn.Module, device: torch.device, materialized: dict[Tenso
 def _replace(module: nn.Module, path: str, new: nn.Module) -> None:
     parent, _, name = path.rpartition(".")
     setattr(module.get_submodule(parent), name, new)
+
+
+def sizes_of(module: nn.Module) -> tuple[int, int, int]:
+    """Return the elements of parameters, trained parameters and buffers; quantized weights by their original shape."""
+    parameters = list(module.parameters())
+    return (
+        sum(elements(parameter) for parameter in parameters),
+        sum(elements(parameter) for parameter in parameters if parameter.requires_grad),
+        sum(buffer.numel() for buffer in module.buffers()),
+    )

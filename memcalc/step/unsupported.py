@@ -6,9 +6,9 @@ import torch
 import torch.distributed as dist
 
 from memcalc.errors import InputError
-from memcalc.spec.dtensor_plan import unsplittable
 from memcalc.spec.model_families.transformers_fallback import fallback_family
 from memcalc.spec.spec import Spec
+from memcalc.spec.untraced_features import unsplittable
 
 NO_KERNEL = "No available kernel"  # PyTorch's message, ATen native/transformers/attention.cpp
 

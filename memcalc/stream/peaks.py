@@ -20,17 +20,11 @@ NO_ROUNDS: Mapping[Hashable, int] = MappingProxyType({})
 
 
 class StorageKind(NamedTuple):
-    """Storages of one label and one size.
+    """Storages of one label and one size."""
 
-    Args:
-        label: their label.
-        requested: the recorded bytes.
-        once: whether they are allocated in the first step only.
-    """
-
-    label: Label
-    requested: int
-    once: bool
+    label: Label  # their label
+    requested: int  # the recorded bytes
+    once: bool  # whether they are allocated in the first step only
 
 
 class StreamSegment(NamedTuple):
@@ -42,19 +36,12 @@ class StreamSegment(NamedTuple):
 
 
 class IntervalPeak(NamedTuple):
-    """The peak of an interval.
+    """The peak of an interval."""
 
-    Args:
-        bytes: live bytes, rounded to the allocator's blocks.
-        stretch: index of the interval.
-        position: number of the interval's requests up to the peak.
-        last: whether a loop around the position is in its last round; otherwise in its first.
-    """
-
-    bytes: int
-    stretch: int
-    position: int
-    last: bool
+    bytes: int  # live bytes, rounded to the allocator's blocks
+    stretch: int  # index of the interval
+    position: int  # number of the interval's requests up to the peak
+    last: bool  # whether a loop around the position is in its last round; otherwise in its first
 
 
 class SizelessStream:

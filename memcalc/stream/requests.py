@@ -25,54 +25,33 @@ from memcalc.workspaces import Script
 
 
 class TensorLabel(NamedTuple):
-    """A tensor of a block's program.
+    """A tensor of a block's program."""
 
-    Args:
-        block: number of the block in its stage.
-        storage: number of the storage in the program.
-        component: component of the storage.
-    """
-
-    block: int
-    storage: int
-    component: Component
+    block: int  # number of the block in its stage
+    storage: int  # number of the storage in the program
+    component: Component  # component of the storage
 
 
 class EngineTensor(NamedTuple):
-    """A tensor of a sharding engine, of any size.
+    """A tensor of a sharding engine, of any size."""
 
-    Args:
-        component: component of the tensor.
-        tensor: name in rows.
-        dtype: dtype.
-        symbol: number of elements, in symbols.
-        source: source of the rule.
-        pieces: number of storages that form one tensor, such as the parameters of a unit.
-    """
-
-    component: Component
-    tensor: str
-    dtype: str
-    symbol: str
-    source: str
-    pieces: int = 1
+    component: Component  # component of the tensor
+    tensor: str  # name in rows
+    dtype: str  # dtype
+    symbol: str  # number of elements, in symbols
+    source: str  # source of the rule
+    pieces: int = 1  # number of storages that form one tensor, such as the parameters of a unit
 
 
 Label = Component | TensorLabel | EngineTensor | RowDraft  # label of a storage; a row draft describes one storage
 
 
 class RequestInterval(NamedTuple):
-    """Consecutive requests of one phase, encoded for `LeanAllocator.play`.
+    """Consecutive requests of one phase, encoded for `LeanAllocator.play`."""
 
-    Args:
-        phase: name of the phase.
-        script: the encoded requests.
-        after_empty_cache: whether torch.cuda.empty_cache() precedes them.
-    """
-
-    phase: str
-    script: list[int]
-    after_empty_cache: bool = False
+    phase: str  # name of the phase
+    script: list[int]  # the encoded requests
+    after_empty_cache: bool = False  # whether torch.cuda.empty_cache() precedes them
 
     @property
     def is_empty(self) -> bool:
@@ -100,35 +79,21 @@ class NamedRounds(int):
 
 
 class Loop(NamedTuple):
-    """Consecutive requests of an interval that represent several equal rounds.
+    """Consecutive requests of an interval that represent several equal rounds."""
 
-    Args:
-        stretch: index of the interval.
-        begin: the position of its first request.
-        end: the position after its last request.
-        rounds: number of rounds.
-    """
-
-    stretch: int
-    begin: int
-    end: int
-    rounds: int
+    stretch: int  # index of the interval
+    begin: int  # the position of its first request
+    end: int  # the position after its last request
+    rounds: int  # number of rounds
 
 
 class RecordedRequests(NamedTuple):
-    """Recorded requests that can be repeated, with the storages that they allocate.
+    """Recorded requests that can be repeated, with the storages that they allocate."""
 
-    Args:
-        script: the encoded requests, without those of `take_once`.
-        made: the storages that they allocate, one for each positive or zero request.
-        owners: number of owners of each storage at the end.
-        parts: the requests of each storage that is not exactly one block.
-    """
-
-    script: list[int]
-    made: list[int]
-    owners: list[int]
-    parts: dict[int, tuple[int, ...]]
+    script: list[int]  # the encoded requests, without those of `take_once`
+    made: list[int]  # the storages that they allocate, one for each positive or zero request
+    owners: list[int]  # number of owners of each storage at the end
+    parts: dict[int, tuple[int, ...]]  # the requests of each storage that is not exactly one block
 
     def without(self, storages: AbstractSet[int]) -> RecordedRequests:
         """Return the requests without those of storages that they allocate and free."""
@@ -384,17 +349,11 @@ class DelayedRequests(Requests):
 
 
 class AllocatorOverhead(NamedTuple):
-    """Allocator overhead of a run, from an allocator replay.
+    """Allocator overhead of a run, from an allocator replay."""
 
-    Args:
-        remainders: by phase, bytes of blocks beyond the requested bytes.
-        reserved_bytes: peak reserved bytes.
-        by_stage: the overhead of each pipeline stage, if there are several; the other fields are then of the stage
-            that needs most.
-    """
-
-    remainders: Mapping[str, int]
-    reserved_bytes: int
+    remainders: Mapping[str, int]  # by phase, bytes of blocks beyond the requested bytes
+    reserved_bytes: int  # peak reserved bytes
+    # the overhead of each pipeline stage, if there are several; the other fields are then of the stage that needs most
     by_stage: Mapping[int, AllocatorOverhead] = MappingProxyType({})
 
     def of(self, stage: int) -> AllocatorOverhead:
@@ -404,17 +363,12 @@ class AllocatorOverhead(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The result of replaying a run's requests. Bytes.
+    """The result of replaying a run's requests. Bytes."""
 
-    Args:
-        tops: for each phase the peak allocated bytes, and the peak of requests rounded to whole blocks.
-        reserved_bytes: peak reserved bytes.
-        retries: how often the cache was emptied for a request; 0 if the device was large enough.
-    """
-
+    # for each phase the peak allocated bytes, and the peak of requests rounded to whole blocks
     tops: dict[str, tuple[int, int]]
-    reserved_bytes: int
-    retries: int = 0
+    reserved_bytes: int  # peak reserved bytes
+    retries: int = 0  # how often the cache was emptied for a request; 0 if the device was large enough
 
     @property
     def rests(self) -> dict[str, int]:

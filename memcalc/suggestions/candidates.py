@@ -26,19 +26,12 @@ FACTORS = (2, 4, 8)  # multiples of the number of GPUs to try
 
 
 class ChangeCandidate(NamedTuple):
-    """A change; of several with the same lever, the first that fits is enough.
+    """A change; of several with the same lever, the first that fits is enough."""
 
-    Args:
-        lever: the kind of change, such as "shard more".
-        overrides: as --set takes them.
-        cost: in time or money, as text.
-        result: one of RESULTS.
-    """
-
-    lever: str
-    overrides: tuple[str, ...]
-    cost: str
-    result: str
+    lever: str  # the kind of change, such as "shard more"
+    overrides: tuple[str, ...]  # as --set takes them
+    cost: str  # in time or money, as text
+    result: str  # one of RESULTS
 
 
 def candidates(spec: Spec) -> Iterator[ChangeCandidate]:

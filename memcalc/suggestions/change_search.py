@@ -23,31 +23,18 @@ Price = Callable[["SuggestedChange"], tuple[float, ...]]  # sort key of changes 
 
 @dataclass(frozen=True, slots=True)
 class SuggestedChange:
-    """One or two changes, and their savings. Bytes.
+    """One or two changes, and their savings. Bytes."""
 
-    Args:
-        levers: the kinds of change.
-        overrides: as --set takes them.
-        cost: in time or money, as text.
-        result: one of RESULTS; the most costly among the changes.
-        costly_changes: number of changes that require more than time.
-        allocated: estimated peak.
-        saved: reduction of the estimated peak.
-        needed: according to the judge.
-        fits: None if there is no limit.
-        spec: the changed run.
-    """
-
-    levers: tuple[str, ...]
-    overrides: tuple[str, ...]
-    cost: str
-    result: str
-    costly_changes: int
-    allocated: int
-    saved: int
-    needed: int
-    fits: bool | None
-    spec: Spec
+    levers: tuple[str, ...]  # the kinds of change
+    overrides: tuple[str, ...]  # as --set takes them
+    cost: str  # in time or money, as text
+    result: str  # one of RESULTS; the most costly among the changes
+    costly_changes: int  # number of changes that require more than time
+    allocated: int  # estimated peak
+    saved: int  # reduction of the estimated peak
+    needed: int  # according to the judge
+    fits: bool | None  # None if there is no limit
+    spec: Spec  # the changed run
 
 
 class ChangeSearch:

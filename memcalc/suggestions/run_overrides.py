@@ -18,18 +18,13 @@ ROUNDS = 3  # setting a value may change defaults of other fields, which are set
 
 
 class UserRun(NamedTuple):
-    """A run as its user wrote it.
+    """A run as its user wrote it."""
 
-    Args:
-        spec: the run.
-        changed: returns the run with further overrides after its own, as --set takes them; defaults follow them. Raises
-            `InputError` if the result is invalid.
-        implied: overrides that the query adds to the configuration: a written-out run needs them.
-    """
-
-    spec: Spec
+    spec: Spec  # the run
+    # returns the run with further overrides after its own, as --set takes them; defaults follow them. Raises
+    # `InputError` if the result is invalid.
     changed: Callable[[Sequence[str]], Spec]
-    implied: tuple[str, ...] = ()
+    implied: tuple[str, ...] = ()  # overrides that the query adds to the configuration: a written-out run needs them
 
 
 def written_out(spec: Spec) -> UserRun:

@@ -94,44 +94,26 @@ def _slabs(shape: tuple[int, ...], size: int) -> Iterator[tuple[int, tuple[range
 
 
 class _Sums(NamedTuple):
-    """Results of batches on the rank with the highest peak.
+    """Results of batches on the rank with the highest peak."""
 
-    Args:
-        stage: the rank's pipeline stage. [n]
-        phases: bytes at the peak of each phase. [phases, n]
-        components: bytes by component at the peak. [components, n]
-        ledger: bytes by phase and component, if requested. [phases, components, n]
-    """
-
-    stage: Any
-    phases: Matrix
-    components: Matrix
-    ledger: Matrix | None
+    stage: Any  # the rank's pipeline stage. [n]
+    phases: Matrix  # bytes at the peak of each phase. [phases, n]
+    components: Matrix  # bytes by component at the peak. [components, n]
+    ledger: Matrix | None  # bytes by phase and component, if requested. [phases, components, n]
 
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """Columns of results under construction, contiguous for each context. [..., *outer axes, *batch axes]
+    """Columns of results under construction, contiguous for each context. [..., *outer axes, *batch axes]"""
 
-    Args:
-        codes: see `Reasons`.
-        terms: index of the terms of each configuration.
-        outside: bytes outside the allocator.
-        usable: usable bytes of the GPU; -1: no GPU was given.
-        stage: the pipeline stage with the highest peak.
-        phases: bytes at the peak of each phase.
-        components: bytes by component at the peak.
-        ledger: bytes by phase and component, if requested.
-    """
-
-    codes: Codes
-    terms: Array
-    outside: Array
-    usable: Array
-    stage: Array
-    phases: Array
-    components: Array
-    ledger: Array | None
+    codes: Codes  # see `Reasons`
+    terms: Array  # index of the terms of each configuration
+    outside: Array  # bytes outside the allocator
+    usable: Array  # usable bytes of the GPU; -1: no GPU was given
+    stage: Array  # the pipeline stage with the highest peak
+    phases: Array  # bytes at the peak of each phase
+    components: Array  # bytes by component at the peak
+    ledger: Array | None  # bytes by phase and component, if requested
 
     @classmethod
     def zeros(cls, shape: tuple[int, ...], *, ledger: bool) -> _Columns:

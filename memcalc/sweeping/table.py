@@ -26,50 +26,31 @@ TOO_LARGE = (
 
 @dataclass(frozen=True, slots=True)
 class AllocatedPeaks:
-    """Allocated bytes of the rank with the highest peak (the headline of `memcalc.estimate`); 0 where invalid.
+    """Allocated bytes of the rank with the highest peak (the headline of `memcalc.estimate`); 0 where invalid."""
 
-    Args:
-        phases: names of the phases.
-        peak_bytes: bytes at the peak. [n]
-        peak_phase: index of the peak's phase. [n]
-        pipeline_stage: the stage with the highest peak. [n]
-        phase_bytes: bytes at the peak of each phase. [n, phases]
-        component_bytes: bytes by component at the peak. [n, components]
-        ledger_bytes: bytes by phase and component, if requested. [n, phases, components]
-    """
-
-    phases: tuple[str, ...]
-    peak_bytes: Integers
-    peak_phase: Integers
-    pipeline_stage: Integers
-    phase_bytes: Integers
-    component_bytes: Integers
-    ledger_bytes: Integers | None
+    phases: tuple[str, ...]  # names of the phases
+    peak_bytes: Integers  # bytes at the peak. [n]
+    peak_phase: Integers  # index of the peak's phase. [n]
+    pipeline_stage: Integers  # the stage with the highest peak. [n]
+    phase_bytes: Integers  # bytes at the peak of each phase. [n, phases]
+    component_bytes: Integers  # bytes by component at the peak. [n, components]
+    ledger_bytes: Integers | None  # bytes by phase and component, if requested. [n, phases, components]
 
 
 @dataclass(frozen=True, slots=True)
 class GridVerdicts:
-    """Reserved and device memory, and the verdict.
+    """Reserved and device memory, and the verdict."""
 
-    Args:
-        reserved_bytes: bytes reserved by the PyTorch allocator: from a replay where `replayed`, else the allocated peak
-            times the median ratio of recorded runs of its kind. [n]
-        device_bytes: reserved memory plus the CUDA context and the communication library; without a GPU, no context.
-            [n]
-        usable_bytes: bytes of the GPU that a process can use; -1: no GPU was given. [n]
-        verdict: index into `ANSWERS`: fits, close or does not fit; -1: invalid, or no GPU was given. [n]
-        replayed: whether reserved memory and the verdict come from an allocator replay (replays.py). [n]
-        numbers: index of each configuration's terms before any replay. [n]
-        terms: the terms by their index.
-    """
-
+    # bytes reserved by the PyTorch allocator: from a replay where `replayed`, else the allocated peak times the median
+    # ratio of recorded runs of its kind. [n]
     reserved_bytes: Integers
+    # reserved memory plus the CUDA context and the communication library; without a GPU, no context. [n]
     device_bytes: Integers
-    usable_bytes: Integers
-    verdict: Verdicts
-    replayed: Flags
-    numbers: npt.NDArray[np.int32]
-    terms: tuple[VerdictTerms, ...]
+    usable_bytes: Integers  # bytes of the GPU that a process can use; -1: no GPU was given. [n]
+    verdict: Verdicts  # index into `ANSWERS`: fits, close or does not fit; -1: invalid, or no GPU was given. [n]
+    replayed: Flags  # whether reserved memory and the verdict come from an allocator replay (replays.py). [n]
+    numbers: npt.NDArray[np.int32]  # index of each configuration's terms before any replay. [n]
+    terms: tuple[VerdictTerms, ...]  # the terms by their index
 
     def copy(self) -> GridVerdicts:
         """Return a copy that can be changed independently."""

@@ -36,28 +36,19 @@ ANSWERS: tuple[SweepAnswer, ...] = ("fits", "close", "does-not-fit")
 
 
 class VerdictTerms(NamedTuple):
-    """How the verdict of a configuration is found.
+    """How the verdict of a configuration is found."""
 
-    Args:
-        ratio: median of reserved over allocated memory of recorded runs of its kind.
-        errors: the full range of these runs around the median.
-        replays: whether an allocator replay can decide it.
-        bounded: whether the allocated peak is a lower bound: the run is not compiled, and nothing is counted too high.
-        overcounted: whether something is counted too high, so that nothing decides "does not fit".
-        remainders: most bytes of the allocated peak that the formulas assume and no bound contains: unsplit remainders
-            of model states. 0 if `replays` is false: then nothing more exact is known.
-        unmodelled: requested features that need memory and are not modelled.
-        unmodelled_bytes: a lower bound of their bytes.
-    """
-
-    ratio: float
-    errors: RecordedErrors
-    replays: bool
+    ratio: float  # median of reserved over allocated memory of recorded runs of its kind
+    errors: RecordedErrors  # the full range of these runs around the median
+    replays: bool  # whether an allocator replay can decide it
+    # whether the allocated peak is a lower bound: the run is not compiled, and nothing is counted too high
     bounded: bool
-    overcounted: bool
+    overcounted: bool  # whether something is counted too high, so that nothing decides "does not fit"
+    # most bytes of the allocated peak that the formulas assume and no bound contains: unsplit remainders of model
+    # states. 0 if `replays` is false: then nothing more exact is known.
     remainders: int
-    unmodelled: tuple[str, ...]
-    unmodelled_bytes: int
+    unmodelled: tuple[str, ...]  # requested features that need memory and are not modelled
+    unmodelled_bytes: int  # a lower bound of their bytes
 
 
 class TermsList:
@@ -124,15 +115,10 @@ def _remainders(spec: Spec) -> int:
 
 
 class JudgedPeaks(NamedTuple):
-    """Reserved memory and verdicts that follow from allocated peaks.
+    """Reserved memory and verdicts that follow from allocated peaks."""
 
-    Args:
-        reserved_bytes: allocated peak times the median ratio of recorded runs. [n]
-        verdict: indices into `ANSWERS`. [n]
-    """
-
-    reserved_bytes: Integers
-    verdict: Verdicts
+    reserved_bytes: Integers  # allocated peak times the median ratio of recorded runs. [n]
+    verdict: Verdicts  # indices into `ANSWERS`. [n]
 
 
 def verdicts(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from memcalc.recorder.kernels import Hidden
-from memcalc.workspaces import attention, ceil_div, embedding, linear_algebra, norms, sharding, sorting, transient
+from memcalc.workspaces import attention, ceil_div, linear_algebra, norms, sharding, sorting, transient
 from memcalc.workspaces.attention import Heads
 from memcalc.workspaces.multiprocessors import Multiprocessors
 from memcalc.workspaces.reductions import ReductionShape, reduction
@@ -153,8 +153,8 @@ def _index_put(gpu: Multiprocessors, args: tuple[Any, ...], _: Mapping[str, Any]
 def _embedding(gpu: Multiprocessors, args: tuple[Any, ...], __: Mapping[str, Any], ___: Any) -> Sequence[Hidden]:
     gradient, indices, rows = args[:3]
     count, width = indices.numel(), gradient.shape[-1]
-    before = embedding.before_gradient(count, rows, gpu.major)
-    return (Hidden(before, at=0), Hidden(embedding.after_gradient(count, rows, width))) if before else ()
+    before = sorting.before_gradient(count, rows, gpu.major)
+    return (Hidden(before, at=0), Hidden(sorting.after_gradient(count, rows, width))) if before else ()
 
 
 def _flash(gpu: Multiprocessors, args: tuple[Any, ...], kwargs: Mapping[str, Any], _: Any) -> Sequence[Hidden]:

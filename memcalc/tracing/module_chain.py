@@ -18,45 +18,26 @@ if TYPE_CHECKING:
 
 
 class MeasuredModule(NamedTuple):
-    """Bytes of one module's run. A `_top` is a peak that includes the module's input and excludes other live tensors.
+    """Bytes of one module's run. A `_top` is a peak, with the module's input and without other live tensors."""
 
-    Args:
-        name: position and class of the module.
-        input_bytes: bytes of its input tensor.
-        inside_bytes: bytes saved for backward, without input and output.
-        output_bytes: bytes of its output tensor.
-        flops: FLOPs of forward's matmuls.
-        left_bytes: bytes of its parameters' gradients.
-        forward_top: peak of a forward that saves for backward.
-        bare_top: peak of a forward under `torch.utils.checkpoint`.
-        backward_top: peak of backward, from the output's gradient on.
-        again_top: peak of a checkpoint's recomputation and backward, from the output's gradient on.
-    """
-
-    name: str
-    input_bytes: int
-    inside_bytes: int
-    output_bytes: int
-    flops: int
-    left_bytes: int
-    forward_top: int
-    bare_top: int
-    backward_top: int
-    again_top: int
+    name: str  # position and class of the module
+    input_bytes: int  # bytes of its input tensor
+    inside_bytes: int  # bytes saved for backward, without input and output
+    output_bytes: int  # bytes of its output tensor
+    flops: int  # FLOPs of forward's matmuls
+    left_bytes: int  # bytes of its parameters' gradients
+    forward_top: int  # peak of a forward that saves for backward
+    bare_top: int  # peak of a forward under `torch.utils.checkpoint`
+    backward_top: int  # peak of backward, from the output's gradient on
+    again_top: int  # peak of a checkpoint's recomputation and backward, from the output's gradient on
 
 
 class MeasuredModules(NamedTuple):
-    """A chain of measured modules.
+    """A chain of measured modules."""
 
-    Args:
-        modules: in order.
-        resident_bytes: bytes of parameters, buffers, optimizer states and library workspaces.
-        step_top: peak of the optimizer step, without resident bytes, gradients and the first input.
-    """
-
-    modules: tuple[MeasuredModule, ...]
-    resident_bytes: int
-    step_top: int
+    modules: tuple[MeasuredModule, ...]  # in order
+    resident_bytes: int  # bytes of parameters, buffers, optimizer states and library workspaces
+    step_top: int  # peak of the optimizer step, without resident bytes, gradients and the first input
 
 
 class _Level(NamedTuple):

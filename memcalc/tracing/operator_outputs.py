@@ -8,31 +8,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from memcalc.recorder.dense import span
-from memcalc.recorder.storages import identity
+from memcalc.recorder.storages import identity, span
 
 NEVER = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 OURS = frozenset({"aten", "memcalc"})  # operators in these namespaces have outputs that depend on their arguments only
 
 
 class OperatorOutput(NamedTuple):
-    """One output.
+    """One output."""
 
-    Args:
-        shape: its shape.
-        stride: its strides in elements.
-        offset: its offset into the storage in elements.
-        dtype: its dtype.
-        source: index of the tensor argument that it is a view of; None: new memory.
-        itself: whether it is that argument, rather than a view of it.
-    """
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-    dtype: torch.dtype
-    source: int | None
-    itself: bool
+    shape: tuple[int, ...]  # its shape
+    stride: tuple[int, ...]  # its strides in elements
+    offset: int  # its offset into the storage in elements
+    dtype: torch.dtype  # its dtype
+    source: int | None  # index of the tensor argument that it is a view of; None: new memory
+    itself: bool  # whether it is that argument, rather than a view of it
 
     @classmethod
     def of(cls, output: Tensor, given: ArgumentPositions) -> OperatorOutput:
@@ -44,15 +34,10 @@ class OperatorOutput(NamedTuple):
 
 
 class ArgumentPositions(NamedTuple):
-    """Positions of tensor arguments; the first one of equals. Optimizers pass a thousand tensors.
+    """Positions of tensor arguments; the first one of equals. Optimizers pass a thousand tensors."""
 
-    Args:
-        tensors: position by id of the tensor.
-        storages: position by identity of the storage.
-    """
-
-    tensors: dict[int, int]
-    storages: dict[int, int]
+    tensors: dict[int, int]  # position by id of the tensor
+    storages: dict[int, int]  # position by identity of the storage
 
     @classmethod
     def of(cls, given: Sequence[Tensor]) -> ArgumentPositions:
@@ -63,17 +48,11 @@ class ArgumentPositions(NamedTuple):
 
 
 class OperatorOutputs(NamedTuple):
-    """All outputs of an operator: one, a list or tuple, or none.
+    """All outputs of an operator: one, a list or tuple, or none."""
 
-    Args:
-        container: Tensor, list or tuple; None: no output.
-        results: the outputs; numbers are stored themselves.
-        device: the device that new tensors report; "meta" has no memory.
-    """
-
-    container: type | None
-    results: tuple[OperatorOutput | int | None, ...]
-    device: torch.device
+    container: type | None  # Tensor, list or tuple; None: no output
+    results: tuple[OperatorOutput | int | None, ...]  # the outputs; numbers are stored themselves
+    device: torch.device  # the device that new tensors report; "meta" has no memory
 
     @classmethod
     def of(cls, operator: Any, given: Sequence[Tensor], output: Any, device: torch.device) -> OperatorOutputs | None:

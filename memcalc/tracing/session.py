@@ -19,25 +19,18 @@ from memcalc.recorder.recorder import Recorder
 from memcalc.spec.hardware.gpus import GpuSpec
 from memcalc.spec.hardware.kernels import capability
 from memcalc.tracing.cuda_functions import CUDA, CudaFunctions, on_device
-from memcalc.tracing.cuda_kernels import CudaKernels
+from memcalc.tracing.cuda_kernels import CudaKernels, FakeKernels
 from memcalc.tracing.device_reads import DeviceReads
-from memcalc.tracing.fake_kernels import FakeKernels
 from memcalc.tracing.streams import Streams
 
 
 @dataclass(frozen=True)
 class Session:
-    """A recording and its device.
+    """A recording and its device."""
 
-    Args:
-        device: the device to create tensors on.
-        recorder: records everything inside the session.
-        functions: the mode for Python functions; None on a real device.
-    """
-
-    device: torch.device
-    recorder: Recorder
-    functions: CudaFunctions | DeviceReads | None
+    device: torch.device  # the device to create tensors on
+    recorder: Recorder  # records everything inside the session
+    functions: CudaFunctions | DeviceReads | None  # the mode for Python functions; None on a real device
 
     @property
     def readbacks(self) -> int:

@@ -19,17 +19,11 @@ STEPS = 2  # the second step has the optimizer states
 
 @dataclass
 class LargestMicroBatch:
-    """Largest micro-batch of one run.
+    """Largest micro-batch of one run."""
 
-    Args:
-        overrides: the run as in a suite.
-        predicted: by the estimate and the trace; None: it cannot be predicted.
-        found: by measuring, 0 if not even 1 fits; None: the search did not end.
-    """
-
-    overrides: str
-    predicted: int | None
-    found: int | None = None
+    overrides: str  # the run as in a suite
+    predicted: int | None  # by the estimate and the trace; None: it cannot be predicted
+    found: int | None = None  # by measuring, 0 if not even 1 fits; None: the search did not end
 
     def search(self, fits: Callable[[int], bool]) -> None:
         """Find it by measuring: outward from the predicted one, then by bisection."""

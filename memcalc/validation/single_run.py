@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 
 from memcalc.allocator import replay
 from memcalc.diagnosis.diagnosis import diagnose
-from memcalc.errors import MemcalcError
+from memcalc.errors import MemcalcError, Unavailable
+from memcalc.estimation.estimate import estimate
 from memcalc.events.event import EventType
 from memcalc.measuring.measure import MeasurementOutOfMemory, measure
 from memcalc.measuring.measurement import MeasuredDevice, Measurement
@@ -22,34 +24,22 @@ from memcalc.spec.spec import Spec
 from memcalc.step.packages import require
 from memcalc.suggestions.run_overrides import written_out
 from memcalc.units import format_bytes
-from memcalc.validation import preflight as room
 from memcalc.validation.predicted_vs_measured import predicted_spec
 from memcalc.validation.workers import worker_for
 
 
 @dataclass(frozen=True)
 class MeasureOptions:
-    """Options of a measurement.
+    """Options of a measurement."""
 
-    Args:
-        device: "cuda", "cuda:1", "cpu", or "null:<gpu>"; None: the GPU.
-        steps: optimizer steps.
-        record: file that the record is appended to.
-        alloc_conf: PYTORCH_CUDA_ALLOC_CONF of the run; "": as in the environment.
-        python: for a null device, an interpreter with a CUDA build of torch.
-        headroom: reject a run if its estimate exceeds the device's memory.
-        force: run it nevertheless, also on a busy device.
-        warn: called with the reason that `force` overrides.
-    """
-
-    device: str | None = None
-    steps: int = 3
-    record: str | Path | None = None
-    alloc_conf: str = ""
-    python: str | None = None
-    headroom: bool = False
-    force: bool = False
-    warn: Callable[[str], None] | None = None
+    device: str | None = None  # "cuda", "cuda:1", "cpu", or "null:<gpu>"; None: the GPU
+    steps: int = 3  # optimizer steps
+    record: str | Path | None = None  # file that the record is appended to
+    alloc_conf: str = ""  # PYTORCH_CUDA_ALLOC_CONF of the run; "": as in the environment
+    python: str | None = None  # for a null device, an interpreter with a CUDA build of torch
+    headroom: bool = False  # reject a run if its estimate exceeds the device's memory
+    force: bool = False  # run it nevertheless, also on a busy device
+    warn: Callable[[str], None] | None = None  # called with the reason that `force` overrides
 
 
 def measure_run(spec: Spec, options: MeasureOptions) -> Measurement:
@@ -78,7 +68,7 @@ def measure_run(spec: Spec, options: MeasureOptions) -> Measurement:
                 worker=worker,
                 alloc_conf=options.alloc_conf,
                 force=options.force,
-                weight_bytes=0 if options.force or device == "cpu" else room.weight_bytes(spec),
+                weight_bytes=0 if options.force or device == "cpu" else weight_bytes(spec),
             )
         except MeasurementOutOfMemory as error:
             raise _explained(error) from error
@@ -118,8 +108,8 @@ def _explained(error: MeasurementOutOfMemory) -> MeasurementOutOfMemory:
 def _look_ahead(spec: Spec, device: MeasuredDevice, options: MeasureOptions) -> None:
     """Reject a run that cannot fit, or warn about it if forced."""
     if not options.force:
-        room.check_fits(spec, device)
-    elif options.warn is not None and (found := room.warning(spec, device)) is not None:
+        check_fits(spec, device)
+    elif options.warn is not None and (found := warning(spec, device)) is not None:
         options.warn(found)
 
 
@@ -173,3 +163,53 @@ def fitting(measurement: Measurement) -> str:
         for change in changes
     ]
     return f"Would have fitted: {'; or '.join(words)}."
+
+
+BEFORE_THE_FIRST_STEP = "zero_grad_1"
+
+
+def weight_bytes(spec: Spec) -> int:
+    """Return the estimated bytes of model, optimizer and inputs before the first step; 0 if unknown."""
+    try:
+        return estimate(spec).ledger.totals[BEFORE_THE_FIRST_STEP]
+    except MemcalcError:
+        return 0
+
+
+def warning(spec: Spec, device: MeasuredDevice) -> str | None:
+    """Return one sentence if the estimate exceeds the device's memory; None if it fits or is unknown.
+
+    Args:
+        spec: the run.
+        device: as returned by `memcalc.measuring.client.Worker.describe`.
+    """
+    total = host_bytes() if device.kind == "cpu" else device.total_bytes
+    try:
+        needed = estimate(spec).ledger.peak_bytes
+    except MemcalcError:
+        return None
+    if total is None or needed <= total:
+        return None
+    return (
+        f"{spec.name} cannot fit {device.identifier}: the estimate is {format_bytes(needed, 'GiB')} allocated at the "
+        f"peak, and the device has {format_bytes(total, 'GiB')}."
+    )
+
+
+def check_fits(spec: Spec, device: MeasuredDevice) -> None:
+    """Reject a run if its estimate exceeds the device's memory.
+
+    Raises:
+        Unavailable: it does.
+    """
+    found = warning(spec, device)
+    if found is not None:
+        raise Unavailable(f"{found} Override with --force.")
+
+
+def host_bytes() -> int | None:
+    """Return the free host memory in bytes; None if the system does not report it."""
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return None

@@ -37,19 +37,12 @@ RUN_KEYS = {"run", "alloc_conf", "steps"}
 
 @dataclass(frozen=True)
 class SuiteRun:
-    """One entry of a suite.
+    """One entry of a suite."""
 
-    Args:
-        overrides: a configuration and overrides, as on a command line: "gpt2 b=4 recipe=pure".
-        steps: optimizer steps.
-        alloc_conf: PYTORCH_CUDA_ALLOC_CONF; "": as in the environment.
-        directory: directory that paths of configurations are relative to.
-    """
-
-    overrides: str
-    steps: int = STEPS
-    alloc_conf: str = ""
-    directory: str = ""
+    overrides: str  # a configuration and overrides, as on a command line: "gpt2 b=4 recipe=pure"
+    steps: int = STEPS  # optimizer steps
+    alloc_conf: str = ""  # PYTORCH_CUDA_ALLOC_CONF; "": as in the environment
+    directory: str = ""  # directory that paths of configurations are relative to
 
     def spec(self, *overrides: str) -> Spec:
         """Return the run that the entry describes."""

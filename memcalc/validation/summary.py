@@ -23,15 +23,10 @@ PERCENTILE = 95
 
 
 class PredictionErrors(NamedTuple):
-    """Errors of several predictions: predicted minus measured.
+    """Errors of several predictions: predicted minus measured."""
 
-    Args:
-        name: a total, or a component.
-        shares: relative errors: of the measured total, or, for a component, of the run's measured peak.
-    """
-
-    name: str
-    shares: tuple[float, ...]
+    name: str  # a total, or a component
+    shares: tuple[float, ...]  # relative errors: of the measured total, or, for a component, of the run's measured peak
 
     @property
     def median(self) -> float:

@@ -15,27 +15,16 @@ RANDOM_STATE = 16  # bytes of the seed and offset of a kernel with dropout
 
 
 class Heads(NamedTuple):
-    """The sizes of one call.
+    """The sizes of one call."""
 
-    Args:
-        b: batch.
-        h: query heads.
-        kv: KV heads.
-        s: queries per sequence.
-        t: keys per sequence.
-        d: head dimension of queries and keys.
-        item_bytes: bytes per element.
-        values: head dimension of values; None: the same as `d`.
-    """
-
-    b: int
-    h: int
-    kv: int
-    s: int
-    t: int
-    d: int
-    item_bytes: int
-    values: int | None = None
+    b: int  # batch
+    h: int  # query heads
+    kv: int  # KV heads
+    s: int  # queries per sequence
+    t: int  # keys per sequence
+    d: int  # head dimension of queries and keys
+    item_bytes: int  # bytes per element
+    values: int | None = None  # head dimension of values; None: the same as `d`
 
     @property
     def d_v(self) -> int:

@@ -16,23 +16,14 @@ WARP = 32
 
 
 class ReductionShape(NamedTuple):
-    """The shape of a reduction.
+    """The shape of a reduction."""
 
-    Args:
-        outputs: number of sums.
-        inputs: elements in each.
-        contiguous: whether the elements of one sum are contiguous in memory.
-        inner: extent of the outputs' innermost dimension; they are read in vectors that divide it.
-        accumulator_bytes: of one accumulator: 4 for sums of up to fp32, more for variances and argmax.
-        one_dimension: whether a single dimension is reduced after adjacent ones are merged.
-    """
-
-    outputs: int
-    inputs: int
-    contiguous: bool
-    inner: int
-    accumulator_bytes: int = 4
-    one_dimension: bool = True
+    outputs: int  # number of sums
+    inputs: int  # elements in each
+    contiguous: bool  # whether the elements of one sum are contiguous in memory
+    inner: int  # extent of the outputs' innermost dimension; they are read in vectors that divide it
+    accumulator_bytes: int = 4  # of one accumulator: 4 for sums of up to fp32, more for variances and argmax
+    one_dimension: bool = True  # whether a single dimension is reduced after adjacent ones are merged
 
 
 def reduction(what: ReductionShape, gpu: Multiprocessors) -> Script:

@@ -19,17 +19,11 @@ UNUSED_MASK = 8  # bytes
 
 
 class Ring(NamedTuple):
-    """The ranks that share a sequence.
+    """The ranks that share a sequence."""
 
-    Args:
-        ranks: their number, at least 2.
-        rotation: whether the keys and values of all ranks are gathered at once, or passed from rank to rank.
-        rank: the rank that has the buffers.
-    """
-
-    ranks: int
-    rotation: Rotation
-    rank: int
+    ranks: int  # their number, at least 2
+    rotation: Rotation  # whether the keys and values of all ranks are gathered at once, or passed from rank to rank
+    rank: int  # the rank that has the buffers
 
     def is_partial(self, block: int) -> bool:
         """Return whether a block of attention has the second half of the queries alone."""

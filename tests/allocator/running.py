@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from memcalc.allocator.addresses import FreeRanges
 from memcalc.allocator.driver import Driver
-from memcalc.allocator.free_ranges import FreeRanges
 from memcalc.allocator.pytorch.caching import CachingAllocator
 from memcalc.allocator.pytorch.settings import parse_settings
 from memcalc.allocator.pytorch.versions import parse_version

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from memcalc.allocator.addresses import FreeRanges
 from memcalc.allocator.blocks import Block
 from memcalc.allocator.driver import Driver
-from memcalc.allocator.free_ranges import FreeRanges
 from memcalc.allocator.pytorch.caching import CachingAllocator
 from memcalc.allocator.pytorch.settings import parse_settings
 from memcalc.allocator.pytorch.versions import parse_version

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from memcalc.allocator.addresses import FreeRanges
 from memcalc.allocator.blocks import Block
-from memcalc.allocator.free_ranges import FreeRanges
 from memcalc.allocator.views import SegmentView
 from memcalc.errors import OutOfMemory
 from tests.allocator.running import END, allocator

@@ -13,7 +13,7 @@ from memcalc.cli.app import main
 from memcalc.documents.check import check_document
 from memcalc.errors import InputError
 from memcalc.importers.loading import load
-from memcalc.report.checks.github import github_lines
+from memcalc.report.checks.formats import github_lines
 from memcalc.report.checks.text import summary
 from memcalc.units import exact_size
 from memcalc.verdict.judge import size_against

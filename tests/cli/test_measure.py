@@ -58,7 +58,7 @@ def test_estimate_with_a_measurement_beside_it(run) -> None:
 @pytest.fixture
 def small_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with a MiB of memory, as its process would describe it."""
-    monkeypatch.setattr("memcalc.validation.preflight.host_bytes", lambda: 2**20)
+    monkeypatch.setattr("memcalc.validation.single_run.host_bytes", lambda: 2**20)
     monkeypatch.setattr(
         "memcalc.measuring.client.Worker.describe", lambda *_: (MeasuredDevice("cpu", "cpu", "x86_64"), {})
     )

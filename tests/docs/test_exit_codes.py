@@ -22,7 +22,7 @@ SECTION = (ROOT / "docs" / "reference" / "exit-codes.md").read_text()
 
 # The modules that end a command with exit code 3, each with the words of the reference that stand for its reason.
 REASONS = {
-    "catalogue/hub.py": "The Hugging Face hub returns no `config.json`",
+    "catalogue/resolution.py": "The Hugging Face hub returns no `config.json`",
     "cells/cluster.py": "No Dask scheduler answers",
     "cells/local_processes.py": "an extra of memcalc",
     "cli/app.py": "too little memory for the command",
@@ -39,7 +39,7 @@ REASONS = {
     "nullcuda/torch_build.py": "no CUDA build of torch",
     "nullcuda/tracing.py": "The process that ran the training step ended unexpectedly",
     "recomputation/selective.py": "an extra of memcalc",
-    "validation/preflight.py": "`measure --headroom`",
+    "validation/single_run.py": "`measure --headroom`",
     "validation/suite.py": "another process that writes the same records",
     "recorder/history.py": "its version lacks a required feature",
     "report/html/html_report.py": "A result could not be written",

@@ -3,7 +3,7 @@
 import pytest
 
 from memcalc.events import Event, EventType
-from memcalc.events.groups import AllocationGroup, groups, module_pattern
+from memcalc.events.timeline import AllocationGroup, groups, module_pattern
 from memcalc.ledger.component import Component
 
 ACTIVATIONS = Component.ACTIVATIONS

@@ -1,7 +1,7 @@
 """The run as a lab notebook."""
 
 from memcalc.events import Event, EventType, timeline
-from memcalc.events.phase_log import PhaseLogLine, phase_log
+from memcalc.events.memory_curve import PhaseLogLine, phase_log
 
 RUN = [
     Event(EventType.ALLOC, 1, 7),  # 7, before any phase

@@ -16,9 +16,9 @@ from memcalc.errors import InputError, OutOfMemory, Unavailable
 from memcalc.extras import installation
 from memcalc.ledger.row_drafts import phase_names
 from memcalc.measuring import Measurement, measure
+from memcalc.measuring.devices import SOMEBODYS_BYTES, View
 from memcalc.measuring.job import Job, encoded, job_from
 from memcalc.measuring.measure import MeasurementOutOfMemory, measured, refuse_death
-from memcalc.measuring.nvml import SOMEBODYS_BYTES, View
 from memcalc.measuring.records import RECORDS
 from memcalc.measuring.run_process import answer, refuse_busy
 from memcalc.spec.loading import load

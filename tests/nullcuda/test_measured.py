@@ -14,7 +14,7 @@ from memcalc.api import compare_measured
 from memcalc.ledger.component import Component
 from memcalc.ledger.result import Result
 from memcalc.measuring.measure import MeasurementOutOfMemory
-from memcalc.validation.preflight import check_fits
+from memcalc.validation.single_run import check_fits
 
 
 def asked_for(result: Result, phase: str) -> dict[Component, int]:

@@ -9,6 +9,7 @@ import pytest
 
 import memcalc
 from memcalc.errors import DoesNotFit, InputError
+from memcalc.recomputation.batch_gain import Machine, break_even, gain, slow_down, step_seconds
 from memcalc.recomputation.config_chain import chain_of, with_recompute
 from memcalc.recomputation.evaluation import evaluate
 from memcalc.recomputation.plan import Segment, all_saved
@@ -17,7 +18,6 @@ from memcalc.recomputation.recommendation import plan_recompute
 from memcalc.recomputation.strategies.lowest_peak import smallest
 from memcalc.recomputation.strategies.optimal import optimal
 from memcalc.recomputation.strategies.rules import cut
-from memcalc.recomputation.throughput import Machine, break_even, gain, slow_down, step_seconds
 from tests.cli.conftest import Run, run  # noqa: F401 -- a fixture
 
 GIB = 2**30

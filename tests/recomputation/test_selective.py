@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 import memcalc
 from memcalc.errors import DoesNotFit, InputError, Unavailable
-from memcalc.recomputation.config_chain import chain_of, with_recompute
-from memcalc.recomputation.flops import layer_flops, product_flops
+from memcalc.recomputation.config_chain import chain_of, layer_flops, product_flops, with_recompute
 from memcalc.recomputation.selective import Product, Selective, SelectiveChoice, choose
 from memcalc.recomputation.strategies.optimal import optimal
 from memcalc.spec.matmuls import layer_matmuls

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalc.report.bar import letter_bar, small_bar
+from memcalc.report.screen import letter_bar, small_bar
 
 
 def test_letters_are_as_long_as_their_share() -> None:

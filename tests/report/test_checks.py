@@ -16,9 +16,7 @@ from hypothesis import strategies as st
 from memcalc.checking.report import CheckOutcome, CheckReport, PeakGrowth, Sizes
 from memcalc.documents.check import check_document
 from memcalc.documents.schema import documents
-from memcalc.report.checks.formats import FORMS, rendered
-from memcalc.report.checks.github import github_lines
-from memcalc.report.checks.junit import junit_xml
+from memcalc.report.checks.formats import FORMS, github_lines, junit_xml, rendered
 from memcalc.report.checks.sarif import sarif_document
 from memcalc.report.checks.table import draw_checks
 from memcalc.report.checks.text import summary

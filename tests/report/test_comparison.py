@@ -12,8 +12,7 @@ from memcalc.ledger.ledger import Ledger, Rows
 from memcalc.ledger.result import DeviceMemory, OutsideMemory, Result, Source, known
 from memcalc.ledger.row import Row
 from memcalc.ledger.row_drafts import phase_names
-from memcalc.report.grid import TextTable
-from memcalc.report.screen import Screen
+from memcalc.report.screen import Screen, TextTable
 from memcalc.report.tables.comparison import comparison_grids, draw_comparison, source_label
 
 Golden = Callable[[str, str], None]

@@ -5,8 +5,7 @@ import pytest
 from memcalc.errors import InputError
 from memcalc.ledger.result import Result
 from memcalc.ledger.row_drafts import phase_names
-from memcalc.report.tables.explanation import chapters, explainable, phase_runs
-from memcalc.report.tables.parameters import parameter_grid
+from memcalc.report.tables.explanation import chapters, explainable, parameter_grid, phase_runs
 from memcalc.spec.loading import load
 
 PHASES = phase_names(2)

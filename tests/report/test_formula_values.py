@@ -1,7 +1,7 @@
 import pytest
 
 import memcalc
-from memcalc.report.tables.formula_values import _SYMBOL, symbol_values, with_numbers
+from memcalc.report.tables.explanation import _SYMBOL, symbol_values, with_numbers
 from memcalc.spec.presets import preset_names
 from tests.thinning import quick_every
 

@@ -15,12 +15,21 @@ from typing import Any
 import pytest
 
 from benchmarks.check import write
-from memcalc.report.grid import Column, TextTable, markdown_grid
 from memcalc.report.html.html_report import MOST_BYTES, report_page
 from memcalc.report.html.notebook import sections_html
 from memcalc.report.plots.html import html_table
-from memcalc.report.screen import BAD, GOOD, UNSURE, Screen
-from memcalc.report.terminal import draw_bar, draw_grid, draw_line
+from memcalc.report.screen import (
+    BAD,
+    GOOD,
+    UNSURE,
+    Column,
+    Screen,
+    TextTable,
+    draw_bar,
+    draw_grid,
+    draw_line,
+    markdown_grid,
+)
 from memcalc.report.views.sections import drawn_sections, view
 from tests.cli.conftest import Run, run  # noqa: F401 -- the fixture that runs a command
 

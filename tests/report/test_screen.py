@@ -4,9 +4,7 @@ import io
 
 import pytest
 
-from memcalc.report.grid import Column, TextTable
-from memcalc.report.screen import Screen, cells, wants_color
-from memcalc.report.terminal import draw_grid, draw_line
+from memcalc.report.screen import Column, Screen, TextTable, cells, draw_grid, draw_line, wants_color
 
 
 @pytest.mark.parametrize(("text", "width"), [("abc", 3), ("l(12d²+13d)", 11), ("模型", 4), ("e\u0301", 1), ("", 0)])

@@ -10,21 +10,21 @@ from rich.console import Console
 from memcalc import estimate
 from memcalc.ledger.result import Result
 from memcalc.report.color_screen import ColorScreen
+from memcalc.report.csv_text import ledger_csv
 from memcalc.report.labels import signed_percent
-from memcalc.report.ledger_csv import ledger_csv
 from memcalc.report.markdown import sizing_markdown
-from memcalc.report.screen import Screen
+from memcalc.report.screen import Details, Screen
 from memcalc.report.screens.sizing import draw_sizing
 from memcalc.report.tables.breakdown import component_grid
 from memcalc.report.tables.phases import rank_grid
-from memcalc.units import format_number
+from memcalc.units import Unit, format_number
 
 Golden = Callable[[str, str], None]
 
 
-def screen(result: Result, width: int = 80, **options) -> str:
+def screen(result: Result, width: int = 80, unit: Unit = "GiB", **options) -> str:
     file = io.StringIO()
-    draw_sizing(Screen(file, width), result, **options)
+    draw_sizing(Screen(file, width), result, unit, Details(**options))
     return file.getvalue()
 
 
@@ -45,7 +45,9 @@ def test_brief_is_the_answer_without_the_tables(fitting: Result, golden: Golden)
     assert len(brief.splitlines()) <= 30
     assert set(brief.splitlines()) < set(whole.splitlines())
     assert "Not modelled" in brief
-    assert set(sizing_markdown(fitting, brief=True).splitlines()) < set(sizing_markdown(fitting).splitlines())
+    assert set(sizing_markdown(fitting, details=Details(brief=True)).splitlines()) < set(
+        sizing_markdown(fitting).splitlines()
+    )
 
 
 def test_explained(result: Result, golden: Golden) -> None:
@@ -53,7 +55,7 @@ def test_explained(result: Result, golden: Golden) -> None:
 
 
 def test_markdown(two_stages: Result, golden: Golden) -> None:
-    golden("markdown", sizing_markdown(two_stages, all_ranks=True, explain="activations"))
+    golden("markdown", sizing_markdown(two_stages, details=Details(all_ranks=True, explain="activations")))
 
 
 def test_csv(result: Result, golden: Golden) -> None:
@@ -63,7 +65,7 @@ def test_csv(result: Result, golden: Golden) -> None:
 @pytest.mark.parametrize("name", ["result", "fitting", "too_large"])
 def test_components_on_the_screen_sum_to_the_peak(name: str, request: pytest.FixtureRequest) -> None:
     result: Result = request.getfixturevalue(name)
-    text = screen(result, 120, unit="bytes")
+    text = screen(result, 120, "bytes")
     table = text[text.index("At the peak") : text.index("Phases")]
     sizes = [
         (mark, int(size.replace(",", "")))
@@ -103,7 +105,7 @@ def test_color_changes_no_letter(name: str, request: pytest.FixtureRequest) -> N
     plain = screen(result, 80, all_ranks=True, explain="all")
     file = io.StringIO()
     console = Console(file=file, width=80, force_terminal=True, color_system="standard", highlight=False)
-    draw_sizing(ColorScreen(console), result, all_ranks=True, explain="all")
+    draw_sizing(ColorScreen(console), result, details=Details(all_ranks=True, explain="all"))
 
     assert file.getvalue() != plain
     assert re.sub(r"\x1b\[[\d;]*m", "", file.getvalue()) == plain

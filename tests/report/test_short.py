@@ -8,7 +8,7 @@ from rich.color import Color
 import memcalc
 from memcalc.ledger.result import Result
 from memcalc.report import labels
-from memcalc.report.screen import BAD, GOOD, UNSURE, Screen
+from memcalc.report.screen import BAD, GOOD, UNSURE, Details, Screen
 from memcalc.report.screens.sizing import MOST_LINES, MOST_LINES_OF_MANY, draw_short
 from memcalc.report.screens.verdict import subject
 from memcalc.spec.presets import preset_names
@@ -21,7 +21,8 @@ def short(result: Result, width: int = 80) -> list[str]:
     """The screen of `memcalc estimate`, with all that may be on it."""
     file = io.StringIO()
     reason = reason_of(result) if result.spec.inference is None else None
-    draw_short(Screen(file, width), result, reason=reason, other=with_transformers(result), advice="memcalc fit")
+    details = Details(reason=reason, other=with_transformers(result), advice="memcalc fit")
+    draw_short(Screen(file, width), result, details=details)
     return file.getvalue().splitlines()
 
 

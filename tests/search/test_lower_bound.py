@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 import memcalc
 from memcalc.layout.stages import stages_that_matter
 from memcalc.ledger.verdict import holding_memory
-from memcalc.search.lower_bound import is_hopeless
-from memcalc.search.variants import varied, violated_rule
+from memcalc.search.variants import is_hopeless, varied, violated_rule
 from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.spec.spec import Spec
 from memcalc.verdict.judge import is_expected_to_fit, judge

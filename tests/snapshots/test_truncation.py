@@ -18,8 +18,7 @@ from memcalc.replaying.sources import source_of
 from memcalc.snapshots.packing import pack
 from memcalc.snapshots.reading import read_snapshot, unpacked
 from memcalc.snapshots.recording import Snapshot
-from memcalc.snapshots.truncation import PARTS, salvaged
-from memcalc.snapshots.unpickling import TruncatedFile, UnsafePickle, loads_plain
+from memcalc.snapshots.unpickling import PARTS, TruncatedFile, UnsafePickle, loads_plain, salvaged
 from memcalc.snapshots.verification import can_verify, verify
 from tests.properties.specs import examples
 

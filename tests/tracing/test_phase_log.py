@@ -1,7 +1,7 @@
 """Figures that others have printed on a real A100, to the byte.
 
 Those with a workspace of 8,519,680 bytes are by torch before 2.12's rule for capability 8.0, which is today's too
-(memcalc/workspaces/blas.py).
+(memcalc/workspaces/linear_algebra.py).
 """
 
 from __future__ import annotations

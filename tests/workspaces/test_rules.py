@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from memcalc.workspaces import attention, embedding, most, norms, sorting
+from memcalc.workspaces import attention, most, norms, sorting
 from memcalc.workspaces.attention import Heads
-from memcalc.workspaces.blas import cublas_workspace
+from memcalc.workspaces.linear_algebra import cublas_workspace
 from memcalc.workspaces.multiprocessors import Multiprocessors
 from memcalc.workspaces.reductions import ReductionShape, column_sum, reduction
 
@@ -78,9 +78,9 @@ def test_cub_scratch(count: int, key_bytes: int, bits: int, major: int, size: in
 
 def test_an_embeddings_backward() -> None:
     """8192 tokens, V = 128256, d = 1024: 9011 segments of fp32; nothing for up to 3072 tokens."""
-    assert embedding.before_gradient(3072, 128_256, 8) == embedding.after_gradient(3072, 128_256, 1024) == ()
-    assert embedding.before_gradient(8192, 128_256, 8) == (65536, 65536, 65536, 140_799, -140_799, -65536)
-    after = embedding.after_gradient(8192, 128_256, 1024)
+    assert sorting.before_gradient(3072, 128_256, 8) == sorting.after_gradient(3072, 128_256, 1024) == ()
+    assert sorting.before_gradient(8192, 128_256, 8) == (65536, 65536, 65536, 140_799, -140_799, -65536)
+    after = sorting.after_gradient(8192, 128_256, 1024)
     assert max(after) == 4 * 9011 * 1024 == 36_909_056
     assert sum(after) == -2 * 65536  # the sorted indices and their places, allocated before, are freed
 

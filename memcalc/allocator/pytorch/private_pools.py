@@ -18,22 +18,15 @@ class PrivatePools:
     """The additional memory pools, and the current diversion of allocations to them.
 
     Used both by graph captures and by torch.cuda.use_mem_pool.
-
-    Args:
-        counters: shared with the default pool.
-        version: the PyTorch version.
-        pools: by name.
-        users: number of users (graphs, MemPools) of each pool, by name.
-        diversions: active ones: name of the pool, streams (None: all), and whether it is a graph capture.
-        capturing: whether the cache must not be emptied and no CUDA event may be queried.
     """
 
-    counters: Counters
-    version: Version
-    pools: dict[int, PoolPair] = field(default_factory=dict)
-    users: dict[int, int] = field(default_factory=dict)
+    counters: Counters  # shared with the default pool
+    version: Version  # the PyTorch version
+    pools: dict[int, PoolPair] = field(default_factory=dict)  # by name
+    users: dict[int, int] = field(default_factory=dict)  # number of users (graphs, MemPools) of each pool, by name
+    # active ones: name of the pool, streams (None: all), and whether it is a graph capture
     diversions: list[tuple[int, AbstractSet[int] | None, bool]] = field(default_factory=list)
-    capturing: bool = False
+    capturing: bool = False  # whether the cache must not be emptied and no CUDA event may be queried
 
     def begin(
         self,

@@ -18,17 +18,11 @@ EFFORT = 150_000  # points that it may evaluate, about 10 microseconds each
 
 
 class OptimalPlan(NamedTuple):
-    """A plan, its cost, and a lower bound of the cost of all plans within the budget.
+    """A plan, its cost, and a lower bound of the cost of all plans within the budget."""
 
-    Args:
-        plan: the plan.
-        evaluation: its memory and cost.
-        bound: minimum FLOPs of recomputation of every plan within the budget; None: not computed.
-    """
-
-    plan: Plan
-    evaluation: Evaluation
-    bound: int | None
+    plan: Plan  # the plan
+    evaluation: Evaluation  # its memory and cost
+    bound: int | None  # minimum FLOPs of recomputation of every plan within the budget; None: not computed
 
     @property
     def loss(self) -> int | None:

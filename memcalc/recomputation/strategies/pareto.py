@@ -21,21 +21,13 @@ from memcalc.recomputation.plan import Segment
 
 
 class ParetoPoint(NamedTuple):
-    """A plan for an interval.
+    """A plan for an interval."""
 
-    Args:
-        need: its peak, in bytes, including the interval's input, but not memory of blocks before it.
-        recompute_flops: FLOPs of forwards beyond the interval's own.
-        stop: the first block after its first item: one saved block, or a segment.
-        inside: the segment's own plan; None: the block is saved.
-        rest: the plan of what follows; None: nothing does.
-    """
-
-    need: int
-    recompute_flops: int
-    stop: int
-    inside: ParetoPoint | None
-    rest: ParetoPoint | None
+    need: int  # its peak, in bytes, including the interval's input, but not memory of blocks before it
+    recompute_flops: int  # FLOPs of forwards beyond the interval's own
+    stop: int  # the first block after its first item: one saved block, or a segment
+    inside: ParetoPoint | None  # the segment's own plan; None: the block is saved
+    rest: ParetoPoint | None  # the plan of what follows; None: nothing does
 
 
 Front = Sequence[ParetoPoint]  # needs rising, costs falling

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from memcalc.checking.report import CheckOutcome, CheckReport
 from memcalc.report.checks.text import notes, place, summary
-from memcalc.report.grid import Column, TextTable, markdown_grid
-from memcalc.report.screen import BAD, GOOD, Screen
-from memcalc.report.terminal import draw_grid, draw_list
+from memcalc.report.screen import BAD, GOOD, Column, Screen, TextTable, draw_grid, draw_list, markdown_grid, numeric
 from memcalc.text import harmless
 from memcalc.units import Unit, format_number
 
@@ -30,7 +28,7 @@ def check_grid(report: CheckReport, unit: Unit) -> TextTable:
         if outcome.needed_bytes is not None and outcome.limit_bytes is not None
     ]
     columns = [Column(""), Column("config", wrap=True), Column(f"needs {unit}", right=True)]
-    columns += [Column("limit", right=True), Column("free", right=True)]
+    columns += [*numeric("limit", "free")]
     if report.compared:
         columns.append(Column("change", right=True))
     strong = frozenset(index for index, row in enumerate(rows) if row[0] != "fits")

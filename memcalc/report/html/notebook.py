@@ -23,8 +23,7 @@ from memcalc.report.screens.recompute import draw_planning
 from memcalc.report.screens.sizing import VERDICT_STYLES
 from memcalc.report.screens.verdict import assumed, because, subject, verdict
 from memcalc.report.tables.breakdown import component_grid
-from memcalc.report.tables.kv_cache import generation_grid
-from memcalc.report.tables.textbook import short_textbook_grid
+from memcalc.report.tables.textbook import generation_grid, short_textbook_grid
 from memcalc.report.views.sections import CLASSES, Section, drawn_sections, list_section, table_section
 from memcalc.search.result import FitResult
 from memcalc.units import Unit

@@ -12,7 +12,7 @@ from memcalc.events.memory_curve import MemoryCurve
 from memcalc.extras import installation
 from memcalc.files import write_json, write_text
 from memcalc.ledger.result import Source
-from memcalc.report.grid import TextTable
+from memcalc.report.screen import TextTable
 from memcalc.units import Unit
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ from typing import Any
 from memcalc.events.downsampling import DownsampledTimeline
 from memcalc.events.memory_curve import MemoryCurve
 from memcalc.ledger.component import Component
-from memcalc.report.grid import TextTable
 from memcalc.report.labels import percent, plural
 from memcalc.report.plots.markup import markup, script_data
 from memcalc.report.plots.palette import color, name
 from memcalc.report.plots.svg import LEFT, WIDTH, curve_svg
+from memcalc.report.screen import TextTable
 from memcalc.units import BYTES_PER_UNIT, DECIMALS, Unit, format_bytes, format_number
 
 STRETCHES = 1000  # about one for each pixel

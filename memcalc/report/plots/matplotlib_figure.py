@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 from memcalc.events.downsampling import DownsampledTimeline
 from memcalc.events.memory_curve import MemoryCurve
 from memcalc.report.labels import plural
-from memcalc.report.plots.markup import drawable, heading
+from memcalc.report.plots.markup import AxisMark, drawable, heading, phase_marks, step_marks
 from memcalc.report.plots.palette import GREY, LIMIT, RESERVED, color, name
 from memcalc.report.plots.picture import write_picture
-from memcalc.report.plots.steps import AxisMark, phase_marks, step_marks
 from memcalc.units import BYTES_PER_UNIT, Unit, format_bytes, format_number
 
 if TYPE_CHECKING:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from memcalc.events.downsampling import DownsampledTimeline
 from memcalc.events.memory_curve import MemoryCurve
-from memcalc.report.plots.markup import markup
+from memcalc.report.plots.markup import AxisMark, markup, phase_marks, step_marks
 from memcalc.report.plots.palette import LIMIT, RESERVED, color, name
-from memcalc.report.plots.steps import AxisMark, phase_marks, step_marks
 from memcalc.units import BYTES_PER_UNIT, Unit, format_bytes
 
 LEFT, TOP, WIDTH, HEIGHT = 70, 34, 1110, 420  # of the field that is drawn on, in pixels

@@ -8,12 +8,10 @@ from itertools import accumulate, groupby
 
 from memcalc.events.downsampling import DownsampledTimeline, EventInterval
 from memcalc.events.memory_curve import MemoryCurve
-from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import letter_style, percent, plural
+from memcalc.report.plots.markup import AxisMark, phase_marks, step_marks
 from memcalc.report.plots.palette import mark, name
-from memcalc.report.plots.steps import AxisMark, phase_marks, step_marks
-from memcalc.report.screen import Screen, Span
-from memcalc.report.terminal import draw_grid, draw_line
+from memcalc.report.screen import Column, Screen, Span, TextTable, draw_grid, draw_line
 from memcalc.units import Unit, format_bytes, format_number
 
 WIDEST = 160  # columns; a wider chart shows no more detail

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, fields
+from dataclasses import fields
 
 from memcalc.cells.cell import CellResult, GridCell, GridCells
-from memcalc.report.grid import Column, TextTable
+from memcalc.report.csv_text import csv_text
 from memcalc.report.labels import plural
-from memcalc.report.screen import Screen
-from memcalc.report.terminal import draw_grid, draw_line
+from memcalc.report.screen import Column, Screen, TextTable, draw_grid, draw_line, numeric
 from memcalc.sweeping.grid import written
 from memcalc.units import Unit, format_number
 
@@ -76,8 +73,7 @@ def _headline(cells: GridCells) -> str:
 def cells_grid(title: str, cells: GridCells, shown: Iterable[GridCell], unit: Unit) -> TextTable:
     """Return one row for each cell."""
     axes = [Column(field, right=True) for field in cells.fields]
-    figures = (f"allocated {unit}", "reserved", "device", "headroom")
-    columns = (*axes, *(Column(head, right=True) for head in figures), Column(""))
+    columns = (*axes, *numeric(f"allocated {unit}", "reserved", "device", "headroom"), Column(""))
     rows, strong = [], set()
     for number, cell in enumerate(shown):
         answer = _answer(cell)
@@ -92,12 +88,7 @@ def cells_grid(title: str, cells: GridCells, shown: Iterable[GridCell], unit: Un
 
 def cells_csv(cells: GridCells) -> str:
     """Return one line for each cell, without a final line break."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
     names = [each.name for each in fields(CellResult)]
-    writer.writerow([*cells.fields, *names])
-    for cell in cells.cells:
-        found = asdict(_answer(cell))
-        values = [*cell.values.values(), *(found[name] for name in names)]
-        writer.writerow(["" if value is None else written(value) for value in values])
-    return text.getvalue().rstrip("\n")
+    rows = ([*cell.values.values(), *(getattr(_answer(cell), name) for name in names)] for cell in cells.cells)
+    written_out = (["" if value is None else written(value) for value in row] for row in rows)
+    return csv_text([*cells.fields, *names], written_out)

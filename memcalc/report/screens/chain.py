@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 from memcalc.recomputation.batch_gain import Gain
 from memcalc.recomputation.chain_file import GIVEN, ChainPlanning
-from memcalc.report.screen import GOOD, Screen
+from memcalc.report.screen import GOOD, Screen, draw_grid, draw_line
 from memcalc.report.screens.recompute_tables import front_grid, layers_grid, plans_grid, slower
-from memcalc.report.terminal import draw_grid, draw_line
 from memcalc.units import Unit, format_bytes
 
 

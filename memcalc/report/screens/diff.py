@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from memcalc.checking.comparison import Comparison
 from memcalc.ledger.result import Result
-from memcalc.report.grid import TextTable, markdown_grid
-from memcalc.report.screen import Screen
+from memcalc.report.screen import Screen, TextTable, draw_grid, draw_line, markdown_grid
 from memcalc.report.screens.verdict import subject, verdict
 from memcalc.report.tables.comparison import ComparisonLayout
-from memcalc.report.terminal import draw_grid, draw_line
 from memcalc.units import Unit
 
 

@@ -7,10 +7,8 @@ from collections.abc import Iterable
 
 from memcalc.nullcuda.result import NOT_MODELLED, WHOLE, Allocation, DryRun, PythonProcess, failure_line
 from memcalc.nullcuda.sweep import Sweep
-from memcalc.report.grid import Column, TextTable
-from memcalc.report.screen import BAD, GOOD, Screen
+from memcalc.report.screen import BAD, GOOD, Column, Screen, TextTable, draw_grid, draw_line, draw_list, numeric
 from memcalc.report.screens.sizing import VERDICT_STYLES
-from memcalc.report.terminal import draw_grid, draw_line, draw_list
 from memcalc.units import Unit, format_bytes, format_number
 
 SHOWN = 10  # lines of the program, of those that were recorded
@@ -53,9 +51,8 @@ def usage_grid(run: DryRun, unit: Unit) -> TextTable:
         for process in run.processes
         for usage in process.usages
     ]
-    names = (f"allocated {unit}", "reserved", "device", "free")
     columns = (Column("process"), Column("GPU"), Column("steps", right=True))
-    return TextTable("Peaks", (*columns, *(Column(name, right=True) for name in names)), rows)
+    return TextTable("Peaks", (*columns, *numeric(f"allocated {unit}", "reserved", "device", "free")), rows)
 
 
 def process_name(process: PythonProcess) -> str:
@@ -102,7 +99,7 @@ def allocation_grid(run: DryRun, allocations: Iterable[Allocation], unit: Unit) 
         (format_number(allocation.bytes, unit), f"{allocation.count:,}", allocation.location)
         for allocation in sorted(mine, key=lambda allocation: -allocation.bytes)[:SHOWN]
     ]
-    columns = (Column(unit, right=True), Column("tensors", right=True), Column("line", wrap=True))
+    columns = (*numeric(unit, "tensors"), Column("line", wrap=True))
     return TextTable("Largest at the peak", columns, rows)
 
 
@@ -119,8 +116,11 @@ def draw_sweep(screen: Screen, found: Sweep, unit: Unit) -> None:
         )
         for size, run in found.runs
     ]
-    names = (f"allocated {unit}", "reserved", "device", "free")
-    columns = (Column(found.flag, right=True), Column("outcome"), *(Column(name, right=True) for name in names))
+    columns = (
+        Column(found.flag, right=True),
+        Column("outcome"),
+        *numeric(f"allocated {unit}", "reserved", "device", "free"),
+    )
     draw_grid(screen, TextTable(f"Micro-batch sizes on {found.gpu.label}", columns, rows))
     if found.largest is None:
         draw_line(screen, "NONE FITS.", 2, BAD)

@@ -1,10 +1,13 @@
-"""Screen of `fit`: verdict, layouts with costs and memory, largest values, changes."""
+"""Screen of `fit`: verdict, layouts with costs and memory, largest values, changes, and the written file."""
 
 from __future__ import annotations
 
+import shlex
 from itertools import groupby
+from pathlib import Path
 
-from memcalc.report.screen import BAD, GOOD, Screen
+from memcalc.exporters.completion import Export
+from memcalc.report.screen import BAD, GOOD, Screen, draw_grid, draw_line, draw_list
 from memcalc.report.screens.fit_tables import (
     cost_grid,
     gpu_grid,
@@ -15,9 +18,9 @@ from memcalc.report.screens.fit_tables import (
     term_grid,
 )
 from memcalc.report.screens.fit_text import (
+    KINDS_OF_CHANGES,
     change_lines,
     changes_title,
-    kind_of_change,
     layouts_sentence,
     layouts_verdict,
     maximum_lines,
@@ -29,7 +32,6 @@ from memcalc.report.screens.fit_text import (
     unchanged_sentence,
 )
 from memcalc.report.screens.sizing import VERDICT_STYLES
-from memcalc.report.terminal import draw_grid, draw_line, draw_list
 from memcalc.search.result import FitResult
 from memcalc.units import Unit
 
@@ -89,7 +91,7 @@ def _draw_nearest(screen: Screen, answer: FitResult, unit: Unit) -> None:
             0,
             style="bold" if answer.smallest_changes else VERDICT_STYLES["does-not-fit"],
         )
-        for kind, several in groupby(answer.smallest_changes, kind_of_change):
+        for kind, several in groupby(answer.smallest_changes, lambda found: KINDS_OF_CHANGES[found.change.result]):
             draw_line(screen, kind, 2)
             for found in several:
                 settings, effect = change_lines(found, unit)
@@ -99,3 +101,23 @@ def _draw_nearest(screen: Screen, answer: FitResult, unit: Unit) -> None:
         draw_line(screen, line, 2)
     if answer.changed is not None or answer.reason is not None:
         screen.line()
+
+
+_WIDTH = 78  # of a command's lines, which end in a backslash
+
+
+def written_text(written: Export, file: Path) -> str:
+    """Return where the file is, and the command that reads it with the settings that complete it."""
+    words = iter(written.command(file))
+    lines = [""]
+    for word in words:
+        part = shlex.quote(word)
+        if word in ("--set", "--gpu"):
+            part += f" {shlex.quote(next(words))}"
+        if lines[-1] and len(lines[-1]) + len(part) > _WIDTH:
+            lines.append(f"  {part}")
+        else:
+            lines[-1] += f"{' ' if lines[-1] else ''}{part}"
+    return f"Wrote {file} for {written.program.label}. Add these settings, which it cannot contain:\n" + " \\\n".join(
+        f"  {line}" for line in lines
+    )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from memcalc.ledger.component import Component
-from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import letter
+from memcalc.report.screen import Column, TextTable, numeric
 from memcalc.report.screens.fit_text import amount, layout_legend, short_layout
 from memcalc.report.tables.breakdown import breakdown
 from memcalc.search.costs import TERMS
@@ -45,16 +45,10 @@ def layout_grid(answer: FitResult, unit: Unit) -> TextTable:
         Column("t"),
         Column("c", right=True),
         *((Column("e", right=True),) if experts else ()),
-        Column("p", right=True),
-        Column("v", right=True),
-        Column("N", right=True),
+        *numeric("p", "v", "N"),
         Column("ZeRO"),
         Column("recompute"),
-        Column("b", right=True),
-        Column("m", right=True),
-        Column(unit, right=True),
-        Column("seconds", right=True),
-        Column("", right=True),
+        *numeric("b", "m", unit, "seconds", ""),
     )
     return TextTable("", columns, rows, frozenset({0}), legend=layout_legend(answer))
 
@@ -66,7 +60,7 @@ def cost_grid(answer: FitResult) -> TextTable:
         (str(number), *(f"{getattr(found.costs, term):.3f}" for term in terms), f"{found.costs.total:.3f}")
         for number, found in enumerate(answer.best, 1)
     ]
-    columns = (Column("", right=True), *(Column(term, right=True) for term in (*terms, "total")))
+    columns = numeric("", *terms, "total")
     return TextTable("Seconds of a step at peak rates", columns, rows)
 
 
@@ -86,7 +80,7 @@ def memory_grid(answer: FitResult, unit: Unit) -> TextTable:
         numbers = [*shown, total - sum(shown), total]
         rows.append((str(number), *(format_number(size, unit) for size in numbers)))
     heads = (*(letter(name) for name in parts), "rest", "device")
-    columns = (Column("", right=True), *(Column(head, right=True) for head in heads))
+    columns = numeric("", *heads)
     return TextTable(f"Memory of the rank with the highest peak, {unit}", columns, rows, legend=memory_legend(answer))
 
 
@@ -142,11 +136,7 @@ def offer_grid(answer: FitResult) -> TextTable:
     columns = (
         Column("", right=True),
         Column("GPU"),
-        Column("price", right=True),
-        Column("GPUs", right=True),
-        Column("per hour", right=True),
-        Column("10^6 tokens", right=True),
-        Column("", right=True),
+        *numeric("price", "GPUs", "per hour", "10^6 tokens", ""),
         Column("cheapest layout", wrap=True),
     )
     strong = frozenset({0} if answer.offers[0].layouts is not None else ())
@@ -182,7 +172,7 @@ def gpu_grid(answer: FitResult, unit: Unit) -> TextTable:
         for sized in gpus
     ]
     strong = frozenset(index for index, sized in enumerate(gpus) if sized.suffices)
-    columns = (Column(""), Column("GPU"), Column(f"needs {unit}", right=True), Column("usable", right=True))
+    columns = (Column(""), Column("GPU"), *numeric(f"needs {unit}", "usable"))
     left_out = len(answer.gpu_verdicts) - len(gpus)
     title = (
         f"{len(gpus)} of {len(answer.gpu_verdicts)} GPUs, by usable memory; --format json has all" if left_out else ""

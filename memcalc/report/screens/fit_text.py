@@ -263,12 +263,8 @@ def changes_title(answer: FitResult) -> str:
     return f"The smallest changes that make the run fit{run}"
 
 
-def kind_of_change(found: Nearest) -> str:
-    """Return the heading of a group of changes."""
-    return _KINDS[found.change.result]
-
-
-_KINDS = {
+# The heading of a group of changes, by their effect on the training result.
+KINDS_OF_CHANGES = {
     SAME: "Same training result, same GPUs",
     MORE_GPUS: "Same training result, more GPUs",
     OTHER_CARD: "Same training result, another GPU",

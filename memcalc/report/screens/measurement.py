@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memcalc.ledger.result import Result
-from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import signed_percent
-from memcalc.report.screen import Screen
+from memcalc.report.screen import Column, Screen, TextTable, draw_grid, draw_line, draw_list
 from memcalc.report.screens.verdict import subject
 from memcalc.report.tables.breakdown import component_grid
 from memcalc.report.tables.comparison import comparison_grids, draw_comparison, source_label
 from memcalc.report.tables.phases import phase_grid
-from memcalc.report.terminal import draw_grid, draw_line, draw_list
 from memcalc.units import Unit, format_bytes, format_number
 
 

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memcalc.diagnosis.consistency import Check
+from memcalc.diagnosis.accounting import Check
+from memcalc.diagnosis.advice import Advice
 from memcalc.diagnosis.diagnosis import Diagnosis, Finding
 from memcalc.diagnosis.report import LABELS, OutOfMemoryReport
-from memcalc.diagnosis.settings import Advice
 from memcalc.diagnosis.sizes import PrintedSize
-from memcalc.report.bar import letter_bar
-from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import HEADROOM, percent, plural
-from memcalc.report.screen import BAD, Screen
+from memcalc.report.screen import (
+    BAD,
+    Column,
+    Screen,
+    TextTable,
+    draw_bar,
+    draw_grid,
+    draw_line,
+    draw_list,
+    letter_bar,
+    numeric,
+)
 from memcalc.report.screens.oom_changes import draw_explained
-from memcalc.report.terminal import draw_bar, draw_grid, draw_line, draw_list
 from memcalc.units import Unit, format_bytes, format_number
 
 SHOWN = 20  # reports in the list; JSON has them all
@@ -89,7 +97,7 @@ def parts_grid(finding: Finding, unit: Unit) -> TextTable:
         rows.append(("", "capacity", format_number(whole, unit), "", ""))
     for name, figure, text in _apart(finding.report):
         rows.append(("", name, format_number(figure.bytes, unit), percent(figure.bytes, whole), text))
-    columns = (Column(""), Column("part"), Column(unit, right=True), Column("share", right=True))
+    columns = (Column(""), Column("part"), *numeric(unit, "share"))
     return TextTable("Memory at the failure", (*columns, Column("description", wrap=True)), rows, strong, letters=True)
 
 
@@ -158,7 +166,7 @@ def reports_grid(diagnosis: Diagnosis, unit: Unit) -> TextTable:
         for number, finding in enumerate(diagnosis.findings[:SHOWN], start=1)
     ]
     heads = ("requested", "live", "cached", "available")
-    columns = (Column(""), Column("line", right=True), Column("times", right=True), Column("device"))
+    columns = (Column(""), *numeric("line", "times"), Column("device"))
     sizes = tuple(Column(f"{head} {unit}" if head == "requested" else head, right=True) for head in heads)
     return TextTable("All reports (* explained above)", (*columns, *sizes, Column("cause", wrap=True)), rows)
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from memcalc.diagnosis.changes import ExplainedReport
-from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import label, letter, meaning, percent, shortened
-from memcalc.report.screen import Screen
+from memcalc.report.screen import Column, Screen, TextTable, draw_grid, draw_line, draw_list, numeric
 from memcalc.report.screens.verdict import subject
-from memcalc.report.terminal import draw_grid, draw_line, draw_list
 from memcalc.suggestions.change_search import SuggestedChange
 from memcalc.units import Unit, format_bytes, format_number
 
@@ -58,7 +56,7 @@ def ledger_grid(explained: ExplainedReport, unit: Unit) -> TextTable:
         rows.append(("", "the run", format_number(explained.run_bytes, unit), "", "allocated plus requested"))
     if explained.unexplained:
         rows.append(("", "not explained", format_number(explained.unexplained, unit), "", "beyond the estimate"))
-    columns = (Column(""), Column("component"), Column(unit, right=True), Column("share", right=True))
+    columns = (Column(""), Column("component"), *numeric(unit, "share"))
     title = f"Estimate at the point of failure: {explained.phase}"
     return TextTable(title, (*columns, Column("description", wrap=True)), rows, strong, letters=True)
 

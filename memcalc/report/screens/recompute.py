@@ -8,13 +8,11 @@ from typing import Any
 from memcalc.recomputation.framework_plans import FrameworkText
 from memcalc.recomputation.recommendation import RecomputeResult
 from memcalc.recomputation.verification import DeviceVerification
-from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import listed, plural
-from memcalc.report.screen import Screen
+from memcalc.report.screen import Column, Screen, TextTable, draw_grid, draw_line, draw_list, numeric
 from memcalc.report.screens.recompute_tables import front_grid, layers_grid, plans_grid, slower
 from memcalc.report.screens.sizing import VERDICT_STYLES
 from memcalc.report.screens.verdict import error_bars, subject
-from memcalc.report.terminal import draw_grid, draw_line, draw_list
 from memcalc.units import Unit, format_bytes, format_number
 
 
@@ -126,7 +124,7 @@ def checked_grid(checked: DeviceVerification, planning: RecomputeResult, unit: U
         (phase, format_number(planned, unit), format_number(traced, unit), f"{(planned / traced - 1):+.3%}")
         for phase, planned, traced in rows
     ]
-    columns = (Column("phase"), *(Column(head, right=True) for head in (f"planned {unit}", "traced", "difference")))
+    columns = (Column("phase"), *numeric(f"planned {unit}", "traced", "difference"))
     return TextTable(f"The planned step, traced on {checked.device}", columns, cells, frozenset({len(cells) - 1}))
 
 

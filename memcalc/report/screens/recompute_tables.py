@@ -7,11 +7,10 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from memcalc.documents.recompute import peak_place
+from memcalc.recomputation.batch_gain import slow_down
 from memcalc.recomputation.evaluation import Evaluation
 from memcalc.recomputation.plan import Segment, depth, leaves, recompute_counts
-from memcalc.recomputation.throughput import slow_down
-from memcalc.report.bar import small_bar
-from memcalc.report.grid import Column, TextTable
+from memcalc.report.screen import Column, TextTable, numeric, small_bar
 from memcalc.units import Unit, format_number
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ def plans_grid(planning: TableSource, unit: Unit) -> TextTable:
     rows = [(f"this plan ({planning.plan.plan.strategy})", own), *planning.rules]
     columns = (
         Column("strategy"),
-        *(Column(head, right=True) for head in (f"peak {unit}", "saved", "recomputed", "longer")),
+        *numeric(f"peak {unit}", "saved", "recomputed", "longer"),
         Column("peak in", wrap=True),
     )
     cells = [(name, *_figures(planning, evaluation, unit), peak_place(evaluation)) for name, evaluation in rows]
@@ -62,12 +61,7 @@ def layers_grid(planning: TableSource, unit: Unit, what: str = "layers", title: 
                 f"{sum(_again(planning, item) for item in alike) / configured.chain.flops:.1%}",
             )
         )
-    columns = (
-        Column(what),
-        Column("plan"),
-        Column(f"saved {unit}", right=True),
-        Column("recomputed", right=True),
-    )
+    columns = (Column(what), Column("plan"), *numeric(f"saved {unit}", "recomputed"))
     return TextTable(title, columns, rows)
 
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 from memcalc.allocator.fragmentation import pool_uses
 from memcalc.allocator.result import CounterSample, ReplayResult
 from memcalc.replaying import ReplayComparison, Trial
-from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import percent, plural
 from memcalc.report.plots.text_chart import draw_curve
-from memcalc.report.screen import BAD, GOOD, UNSURE, Screen
+from memcalc.report.screen import BAD, GOOD, UNSURE, Column, Screen, TextTable, draw_grid, draw_line, draw_list, numeric
 from memcalc.report.screens.snapshot import draw_recording, truncation_text
 from memcalc.report.tables.address_space import draw_address_space
 from memcalc.report.tables.fragmentation import fragmentation_grids
-from memcalc.report.terminal import draw_grid, draw_line, draw_list
 from memcalc.units import Unit, format_bytes, format_number
 
 
@@ -89,10 +87,13 @@ def figures_grid(replay: ReplayComparison, unit: Unit) -> TextTable:
     if replay.failed:
         moments["the last"] = moments.pop("the end")
     rows = [_point_row(name, moment, unit) for name, moment in moments.items()]
-    heads = ("event", f"requested {unit}", "allocated", "reserved", "split", "fragmented")
     fetched, returned = result.device_allocations, result.device_frees
     calls = f"{plural(fetched, 'segment')} allocated, {returned:,} freed"
-    return TextTable(f"Peaks; {calls}", (Column("point"), *(Column(head, right=True) for head in heads)), rows)
+    return TextTable(
+        f"Peaks; {calls}",
+        (Column("point"), *numeric("event", f"requested {unit}", "allocated", "reserved", "split", "fragmented")),
+        rows,
+    )
 
 
 def _point_row(name: str, sample: CounterSample, unit: Unit) -> tuple[str, ...]:
@@ -114,10 +115,9 @@ def trials_grid(replay: ReplayComparison, unit: Unit) -> TextTable:
             if replay.recommendation and trial is replay.recommendation.trial:
                 strong.add(len(rows))
             rows.append(_trial_row(number, trial, trial.result, unit))
-    heads = (f"allocated {unit}", "reserved", "idle", "share", "calls")
     columns = (
         Column("allocator, settings", wrap=True),
-        *(Column(head, right=True) for head in heads),
+        *numeric(f"allocated {unit}", "reserved", "idle", "share", "calls"),
         Column("outcome"),
     )
     return TextTable("Allocators and settings, each at its own peaks; driver calls", columns, rows, frozenset(strong))

@@ -5,18 +5,26 @@ from __future__ import annotations
 from io import StringIO
 
 from memcalc.ledger.result import ModuleResult, Result, Sizing
-from memcalc.report.grid import TextTable
 from memcalc.report.labels import plural, shortened
-from memcalc.report.screen import BAD, GOOD, UNSURE, Screen, Span
+from memcalc.report.screen import (
+    BAD,
+    GOOD,
+    PLAIN,
+    UNSURE,
+    Details,
+    Screen,
+    Span,
+    TextTable,
+    draw_bar,
+    draw_grid,
+    draw_line,
+    draw_list,
+)
 from memcalc.report.screens.verdict import assumed, because, error_bars, figures, modules_sentence, subject, verdict
 from memcalc.report.tables.breakdown import Breakdown, bar_lines, breakdown, component_grid, folded, host_grid
-from memcalc.report.tables.kv_cache import generation_grid
 from memcalc.report.tables.phases import phase_grid, rank_grid
-from memcalc.report.tables.textbook import short_textbook_grid, textbook_grid
-from memcalc.report.terminal import draw_bar, draw_grid, draw_line, draw_list
+from memcalc.report.tables.textbook import generation_grid, short_textbook_grid, textbook_grid
 from memcalc.units import Unit, format_bytes
-from memcalc.verdict.other_modules import OtherModules
-from memcalc.verdict.reasons import Reason
 
 VERDICT_STYLES = {"fits": GOOD, "does-not-fit": BAD, "unknown": UNSURE, None: "bold"}
 MOST_LINES = 30  # of the short answer for one GPU
@@ -37,48 +45,24 @@ class BufferedScreen(Screen):
         self.lines.append(spans)
 
 
-def draw_short(
-    screen: Screen,
-    result: Result,
-    unit: Unit = "GiB",
-    *,
-    reason: Reason | None = None,
-    other: OtherModules | None = None,
-    advice: str = "",
-) -> None:
+def draw_short(screen: Screen, result: Result, unit: Unit = "GiB", details: Details = PLAIN) -> None:
     """Draw the default screen of `memcalc estimate`: verdict, reason, components of the peak, published numbers.
 
     At most MOST_LINES lines of 80 columns for one GPU, MOST_LINES_OF_MANY for any layout; omitted lines are counted.
-
-    Args:
-        screen: where to draw.
-        result: the result to show.
-        unit: of memory.
-        reason: what decides the peak.
-        other: the run with transformers' modules, where it needs much more or less.
-        advice: the command to try next. That of a run that does not fit is named where the reason has no change that
-            does.
+    The advice on a run that does not fit is shown where the reason has no change that does.
     """
     ranks = result.spec.parallelism.ranks
     room = MOST_LINES if ranks == 1 else MOST_LINES_OF_MANY
-    sketches = (_short(result, unit, screen.width, most, reason, other, advice) for most in _PARTS)
+    sketches = (_short(result, unit, screen.width, most, details) for most in _PARTS)
     chosen = next((sketch for sketch in sketches if len(sketch.lines) <= room), None)
     if chosen is None:  # a narrow screen, on which lines wrap
-        chosen = _short(result, unit, screen.width, _PARTS[-1], reason, other, advice)
+        chosen = _short(result, unit, screen.width, _PARTS[-1], details)
     for spans in chosen.lines:
         screen.line(*spans)
 
 
-def _short(
-    result: Result,
-    unit: Unit,
-    width: int,
-    most: int,
-    reason: Reason | None,
-    other: OtherModules | None,
-    advice: str,
-) -> BufferedScreen:
-    sketch = BufferedScreen(width)
+def _short(result: Result, unit: Unit, width: int, most: int, details: Details) -> BufferedScreen:
+    sketch, reason, advice = BufferedScreen(width), details.reason, details.advice
     parts = folded(breakdown(result), most)
     for line in subject(result).splitlines():
         draw_line(sketch, line, 0)
@@ -89,7 +73,7 @@ def _short(
     fails = result.verdict == "does-not-fit"
     search = "" if remedied and fails else _SEARCH if advice and fails else advice
     traced = f"{result.notes[0]}." if result.source == "trace" else ""  # see memcalc.tracing.trace.in_place_of_formulas
-    for line in (traced, assumed(result, unit), why, modules_sentence(other, unit), search):
+    for line in (traced, assumed(result, unit), why, modules_sentence(details.other, unit), search):
         if line:
             draw_line(sketch, line, 0)
     sketch.line()
@@ -115,49 +99,33 @@ def _further(result: Result) -> str:
     return f"More: --full ({shown}, {found or 'totals'}), --explain (formulas, sources)."
 
 
-def draw_sizing(
-    screen: Screen,
-    result: Result | ModuleResult,
-    unit: Unit = "GiB",
-    *,
-    all_ranks: bool = False,
-    explain: str | None = None,
-    brief: bool = False,
-    reason: Reason | None = None,
-    other: OtherModules | None = None,
-    advice: str = "",
-) -> None:
-    """Draw the screen of `memcalc estimate --full`.
-
-    Args:
-        screen: where to draw.
-        result: the result to show.
-        unit: of memory.
-        all_ranks: with a line for each kind of rank.
-        explain: the component to show with formulas.
-        brief: without the bar and the tables of components, phases and published formulas.
-        reason: what decides the peak.
-        other: the run with transformers' modules, where it needs much more or less.
-        advice: the command to try next.
-    """
+def draw_sizing(screen: Screen, result: Result | ModuleResult, unit: Unit = "GiB", details: Details = PLAIN) -> None:
+    """Draw the screen of `memcalc estimate --full`."""
+    reason, explain = details.reason, details.explain
     for line in subject(result).splitlines():
         draw_line(screen, line, 0)
     screen.line()
     draw_line(screen, verdict(result, unit), 0, style=VERDICT_STYLES[result.verdict])
     why = because(reason, unit) if reason else ""
-    for line in (assumed(result, unit), error_bars(result, unit), why, modules_sentence(other, unit), advice):
+    for line in (
+        assumed(result, unit),
+        error_bars(result, unit),
+        why,
+        modules_sentence(details.other, unit),
+        details.advice,
+    ):
         if line:
             draw_line(screen, line, 0)
     screen.line()
     draw_grid(screen, figures(result, unit))
-    if not brief:
+    if not details.brief:
         _draw_bar(screen, result, unit)
         draw_grid(screen, component_grid(result, unit))
     if (host := host_grid(result, unit)) is not None:
         draw_grid(screen, host)
-    if all_ranks:
+    if details.all_ranks:
         draw_grid(screen, rank_grid(result, unit))
-    if not brief:
+    if not details.brief:
         draw_grid(screen, phase_grid(result, unit))
         published = published_grid(result, unit)
         if published is not None:
@@ -184,14 +152,13 @@ def _draw_bar(screen: Screen, result: Sizing, unit: Unit, parts: Breakdown | Non
 
 
 def _draw_explanation(screen: Screen, result: Result, unit: Unit, word: str) -> None:
-    from memcalc.report.tables.explanation import PARAMETERS, RECIPE, chapters
-    from memcalc.report.tables.parameters import parameter_grid
+    from memcalc.report.tables.explanation import PARAMETERS, RECIPE, chapters, parameter_grid
 
     if word == PARAMETERS:
         draw_grid(screen, parameter_grid(result.spec.model))
         return
     if word == RECIPE:
-        from memcalc.report.tables.recipe import MODULES_TEXT, recipe_grid
+        from memcalc.report.tables.explanation import MODULES_TEXT, recipe_grid
 
         draw_grid(screen, recipe_grid(result.spec))
         draw_list(screen, "Modules", MODULES_TEXT)

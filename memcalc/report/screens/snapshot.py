@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from memcalc.replaying import ReplayComparison
-from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import label, percent, plural
 from memcalc.report.plots.palette import UNATTRIBUTED
-from memcalc.report.screen import Screen
-from memcalc.report.terminal import draw_grid, draw_line
+from memcalc.report.screen import Column, Screen, TextTable, draw_grid, draw_line, numeric
 from memcalc.snapshots.composition import Composition
 from memcalc.snapshots.verification import Verification
 from memcalc.units import Unit, format_bytes, format_number
@@ -73,7 +71,7 @@ def composition_grids(found: Composition, unit: Unit) -> list[TextTable]:
         for kind, size in sorted(found.by_component.items(), key=lambda item: -item[1])
     ]
     rows.append(("requested", format_number(whole, unit), "100.0%"))
-    columns = (Column("component"), Column(unit, right=True), Column("share", right=True))
+    columns = (Column("component"), *numeric(unit, "share"))
     title = f"Memory at the highest requested bytes: {format_bytes(whole, unit)}"
     grids = [TextTable(title, columns, rows, frozenset({len(rows) - 1}))]
     lines = [
@@ -86,14 +84,14 @@ def composition_grids(found: Composition, unit: Unit) -> list[TextTable]:
         )
         for line in found.lines[:LINES]
     ]
-    heads = (Column(unit, right=True), Column("tensors", right=True), Column("largest", right=True))
+    heads = numeric(unit, "tensors", "largest")
     grids.append(TextTable("By line of the program", (*heads, Column("component"), Column("line", wrap=True)), lines))
     if found.leaks:
         leaks = [
             (format_number(leak.bytes, unit), f"{leak.tensors:,}", f"{leak.steps:,}", leak.location)
             for leak in found.leaks
         ]
-        heads = (Column(unit, right=True), Column("tensors", right=True), Column("steps", right=True))
+        heads = numeric(unit, "tensors", "steps")
         grids.append(TextTable("Not freed by the next step: leaks", (*heads, Column("line", wrap=True)), leaks))
     return grids
 

@@ -1,15 +1,56 @@
-"""Screen of a measured suite: signed errors, largest micro-batches, and runs that could not be measured."""
+"""Screens of measured suites, and of traces compared with records: signed errors, and runs that differ or failed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memcalc.report.grid import Column, TextTable
-from memcalc.report.labels import label, plural
-from memcalc.report.screen import Screen
-from memcalc.report.terminal import draw_grid, draw_line, draw_list
+from memcalc.documents.measure import missed, off_by
+from memcalc.report.labels import label, plural, signed_percent
+from memcalc.report.screen import Column, Screen, TextTable, draw_grid, draw_line, draw_list, numeric
+from memcalc.validation.record_comparison import RecordComparison, operator_differences, run_of
 from memcalc.validation.suite import SuiteOutcome
-from memcalc.validation.summary import PredictionErrors, summary
+from memcalc.validation.summary import PredictedRecord, PredictionErrors, errors_of, summary
+
+MOST_OPERATORS = 2  # named for each run that differs
+
+
+def draw_compared(screen: Screen, compared: RecordComparison) -> None:
+    """How many were traced, then for the estimate and each trace its errors, and the runs that differ."""
+    records = plural(len(compared.records), "record")
+    draw_line(screen, f"{records}; {plural(compared.fresh, 'trace')} made now.", 0, "bold")
+    screen.line()
+    if errors := summary(compared.records):
+        draw_grid(screen, error_grid(errors))
+    for trace in compared.traces:
+        runs = compared.of(trace)
+        if runs:
+            draw_grid(screen, error_grid(errors_of(runs), f"trace on {trace}"))
+        if misses := missed(runs):
+            draw_grid(screen, miss_grid(misses, trace))
+        predicted, failed = compared.predicted_failures(trace)
+        if failed:
+            draw_line(
+                screen,
+                f"Out of memory: the trace on {trace} predicts {predicted} of the {failed} runs that ran out.",
+                0,
+            )
+            screen.line()
+    draw_list(screen, "Not traced", [f"{words}: {why}" for words, why in compared.missing])
+
+
+def miss_grid(misses: list[PredictedRecord], trace: str) -> TextTable:
+    """Each run that differs: by how much, and by which operators' allocations."""
+    rows = [
+        (
+            run_of(run.record),
+            f"{off_by(run):+,}",
+            signed_percent(off_by(run), run.measured.ledger.peak_bytes),
+            ", ".join(f"{name} {size:+,}" for name, size in operator_differences(run)[:MOST_OPERATORS]) or "-",
+        )
+        for run in misses
+    ]
+    columns = (Column("run", wrap=True), *numeric("bytes", "share"), Column("by operator", wrap=True))
+    return TextTable(f"Peaks that differ: trace on {trace} minus measured", columns, rows)
 
 
 def error_grid(errors: Sequence[PredictionErrors], prediction: str = "estimate") -> TextTable:
@@ -24,8 +65,7 @@ def error_grid(errors: Sequence[PredictionErrors], prediction: str = "estimate")
         )
         for each in errors
     ]
-    heads = ("runs", "median", "p95", "worst", "under", "exact")
-    columns = (Column(f"{prediction} minus measured"), *(Column(head, right=True) for head in heads))
+    columns = (Column(f"{prediction} minus measured"), *numeric("runs", "median", "p95", "worst", "under", "exact"))
     strong = frozenset(at for at, each in enumerate(errors) if each.name in ("allocated", "reserved", "device"))
     return TextTable(f"Errors of the {prediction} (components: share of the run's peak)", columns, rows, strong)
 
@@ -36,7 +76,7 @@ def largest_grid(outcome: SuiteOutcome) -> TextTable:
         (search.overrides, *("-" if size is None else str(size) for size in (search.predicted, search.found)))
         for search in outcome.largest
     ]
-    columns = (Column("run", wrap=True), Column("predicted", right=True), Column("found", right=True))
+    columns = (Column("run", wrap=True), *numeric("predicted", "found"))
     return TextTable("Largest micro-batch that fits", columns, rows)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from memcalc.ledger.result import ModuleResult, Result, Sizing
 from memcalc.ledger.verdict import holding_memory
-from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import count, label, listed, plural, rank_text
+from memcalc.report.screen import Column, TextTable
 from memcalc.spec.inference import InferenceSpec
 from memcalc.spec.limits import most_unmodelled_bytes
 from memcalc.spec.model_families.transformers_fallback import architecture_of

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ from memcalc.documents.sweep import columns, sweep_document
 from memcalc.errors import Unavailable
 from memcalc.extras import installation
 from memcalc.files import write_json, write_text, writing
+from memcalc.report.csv_text import csv_text
 from memcalc.report.plots.files import check_place
 from memcalc.report.sweeps.svg import heat_map_page, heat_maps
 from memcalc.sweeping.grid import written
@@ -24,12 +23,8 @@ PICTURES = (".svg", ".html")
 def sweep_csv(table: Table) -> str:
     """One line a configuration, without a final line break."""
     found = columns(table)
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(found)
-    for row in zip(*found.values(), strict=True):
-        writer.writerow(["" if value is None else written(value) for value in row])
-    return text.getvalue().rstrip("\n")
+    rows = zip(*found.values(), strict=True)
+    return csv_text(found, (["" if value is None else written(value) for value in row] for row in rows))
 
 
 def check_output(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Heatmaps of a grid: two axes per map, one map per combination of the other fields."""
+"""Heatmaps of a grid: two axes per map, one map per combination of the other fields; and their words."""
 
 from __future__ import annotations
 
@@ -10,44 +10,33 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from memcalc.report.labels import listed, plural
 from memcalc.sweeping.grid import Axis, written
+from memcalc.sweeping.pareto_front import GrowthAxes
+from memcalc.sweeping.replays import MOST_OF_FRONT
 from memcalc.sweeping.table import Table
-from memcalc.sweeping.verdict_terms import DOES_NOT_FIT, FITS, UNJUDGED
+from memcalc.sweeping.verdict_terms import ANSWERS, DOES_NOT_FIT, FITS, UNJUDGED, VerdictTerms
 
 
 class Boundary(NamedTuple):
-    """The fit boundary of a row of a map, by columns.
+    """The fit boundary of a row of a map, by columns."""
 
-    Args:
-        fits: the last one that fits before the first that does not; None: there is none.
-        close: the last one behind it that is close, before the first that does not fit; None: there is none.
-    """
-
-    fits: int | None
-    close: int | None
+    fits: int | None  # the last one that fits before the first that does not; None: there is none
+    close: int | None  # the last one behind it that is close, before the first that does not fit; None: there is none
 
 
 @dataclass(frozen=True, slots=True)
 class HeatMap:
-    """One map. Arrays are [rows, columns].
+    """One map. Arrays are [rows, columns]."""
 
-    Args:
-        other_axes: the values of the axes that span other maps: "recompute = full".
-        rows: what each row is; one without a name where a single axis varies.
-        columns: what each column is.
-        numbers: of the configurations in the table.
-        fraction: device memory over usable memory of the GPU, or over the largest of all where no GPU is given.
-        verdict: numbers of `Table.answers`; what is valid fits where no GPU is given.
-        valid: whether the rules of each hold.
-    """
-
-    other_axes: str
-    rows: list[str]
-    columns: list[str]
-    numbers: npt.NDArray[np.int64]
+    other_axes: str  # the values of the axes that span other maps: "recompute = full"
+    rows: list[str]  # what each row is; one without a name where a single axis varies
+    columns: list[str]  # what each column is
+    numbers: npt.NDArray[np.int64]  # of the configurations in the table
+    # device memory over usable memory of the GPU, or over the largest of all where no GPU is given
     fraction: npt.NDArray[np.float64]
-    verdict: npt.NDArray[np.int8]
-    valid: npt.NDArray[np.bool_]
+    verdict: npt.NDArray[np.int8]  # numbers of `Table.answers`; what is valid fits where no GPU is given
+    valid: npt.NDArray[np.bool_]  # whether the rules of each hold
 
     def boundaries(self) -> list[Boundary]:
         """Return the fit boundary of each row."""
@@ -131,3 +120,39 @@ def _steps(axis: Axis) -> list[str]:
 
 def _step(axis: Axis, number: int) -> str:
     return ", ".join(map(written, axis.values[number]))
+
+
+def answer_text(table: Table, number: int) -> str:
+    """Return "fits", "close" or "does not fit" for a configuration with a verdict."""
+    return ANSWERS[int(table.verdict[number])].replace("-", " ")
+
+
+def verdict_notes(table: Table) -> Iterator[str]:
+    """Yield the number of replays, and why configurations are close, once per type of run."""
+    replays = int(table.replayed.sum())
+    if replays:
+        yield f"{plural(replays, 'configuration')} replayed through a model of the PyTorch allocator."
+    waiting = int((GrowthAxes(table).members() & table.can_replay & ~table.replayed).sum())
+    if waiting:
+        yield f"{waiting:,} of the Pareto front not replayed: the front gets at most {MOST_OF_FRONT} replays."
+    unmodelled = {terms.unmodelled: None for terms in table.terms(table.valid) if terms.unmodelled}
+    for names in unmodelled:
+        yield f"Not modelled, so no configuration is certain to fit: {listed(names)}."
+    sentences: dict[str, None] = {}
+    for terms in table.terms(table.close & ~table.replayed):
+        if not terms.unmodelled:
+            hint = "Add --replay N to replay the N closest." if terms.replays else "These cannot be replayed."
+            sentences[f"Close: {_range(terms)} {hint}"] = None
+    for terms in table.terms(table.close & table.replayed):
+        if not terms.unmodelled:
+            sentences["Close after a replay: usable memory is inside the error range of recorded replays."] = None
+    yield from sentences
+
+
+def _range(terms: VerdictTerms) -> str:
+    errors = terms.errors
+    low, high = terms.ratio * (1 + errors.low), terms.ratio * (1 + errors.high)
+    span = f"{low:.2f} to {high:.2f} times the allocated memory"
+    if not errors.runs:
+        return f"usable memory is inside {span}, a default: too few runs were recorded ({errors.run_type})."
+    return f"usable memory is inside {span}, the range of {errors.runs} recorded runs ({errors.run_type})."

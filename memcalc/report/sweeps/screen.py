@@ -6,12 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import plural, shortened
-from memcalc.report.screen import Screen
-from memcalc.report.sweeps.heatmaps import Boundary, HeatMap, HeatMaps
-from memcalc.report.sweeps.text import answer_text, verdict_notes
-from memcalc.report.terminal import draw_grid, draw_line, draw_list
+from memcalc.report.screen import Column, Screen, TextTable, draw_grid, draw_line, draw_list
+from memcalc.report.sweeps.heatmaps import Boundary, HeatMap, HeatMaps, answer_text, verdict_notes
 from memcalc.sweeping.grid import written
 from memcalc.sweeping.pareto_front import GrowthAxes
 from memcalc.sweeping.table import TOO_LARGE, Table

@@ -12,8 +12,7 @@ import numpy.typing as npt
 from memcalc.estimation.estimate import estimate
 from memcalc.report.labels import label
 from memcalc.report.plots.markup import markup
-from memcalc.report.sweeps.heatmaps import HeatMap, HeatMaps
-from memcalc.report.sweeps.text import answer_text
+from memcalc.report.sweeps.heatmaps import HeatMap, HeatMaps, answer_text
 from memcalc.sweeping.table import Table
 from memcalc.sweeping.verdict_terms import CLOSE, FITS
 from memcalc.units import Unit, format_bytes, format_number

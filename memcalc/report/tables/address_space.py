@@ -8,8 +8,7 @@ from memcalc.allocator.views import BlockView, SegmentView
 from memcalc.events.event import Event
 from memcalc.report.labels import label, letter, letter_style, plural
 from memcalc.report.plots.palette import UNATTRIBUTED, mark
-from memcalc.report.screen import Screen, Span
-from memcalc.report.terminal import draw_line
+from memcalc.report.screen import Screen, Span, draw_line
 from memcalc.units import Unit, format_bytes, format_number
 
 SHOWN = 20  # segments; the largest ones

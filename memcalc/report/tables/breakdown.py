@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from memcalc.ledger.result import Sizing
-from memcalc.report.bar import letter_bar
-from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import HEADROOM, REST, label, letter, meaning, percent, rank_text
+from memcalc.report.screen import Column, TextTable, letter_bar, numeric
 from memcalc.units import Unit, format_bytes, format_number
 
 _MOST_NAMED = 2
@@ -80,7 +79,7 @@ def host_grid(result: Sizing, unit: Unit) -> TextTable | None:
     rows.append(
         ("host", format_number(host.peak_bytes, unit), "100.0%", "of one rank; a node needs this for each of its GPUs")
     )
-    columns = (Column("component"), Column(unit, right=True), Column("share", right=True))
+    columns = (Column("component"), *numeric(unit, "share"))
     title = f"In host memory: {host.peak_phase}"
     return TextTable(title, (*columns, Column("description", wrap=True)), rows, frozenset({len(rows) - 1}))
 
@@ -112,5 +111,5 @@ def component_grid(result: Sizing, unit: Unit, parts: Breakdown | None = None) -
         rows.append((HEADROOM, "headroom", format_number(parts.headroom, unit), "", "free GPU memory"))
     where = rank_text(result.headline.rank) if len(result.ranks) > 1 else ""
     title = f"At the peak: {result.ledger.peak_phase}{f', {where}' if where else ''}"
-    columns = (Column(""), Column("component"), Column(unit, right=True), Column("share", right=True))
+    columns = (Column(""), Column("component"), *numeric(unit, "share"))
     return TextTable(title, (*columns, Column("description", wrap=True)), rows, frozenset(strong), letters=True)

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 
 from memcalc.checking.comparison import Comparison, ComparisonLine, compare, largest_differences
 from memcalc.ledger.result import Result
-from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import label, shortened, signed_percent
-from memcalc.report.screen import Screen
-from memcalc.report.terminal import draw_grid, draw_line, draw_list
+from memcalc.report.screen import Column, Screen, TextTable, draw_grid, draw_line, draw_list
 from memcalc.units import Unit, format_number
 
 _SHARE = Column("%", right=True)

@@ -1,16 +1,23 @@
-"""Explanation of ledger rows: shape, formula with numbers, live phases, source."""
+"""Explanation of ledger rows (shape, formula with numbers, live phases, source), of parameters and of recipes."""
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import NamedTuple
 
 from memcalc.errors import InputError
+from memcalc.layout.parameters import parameter_table
 from memcalc.ledger.component import Component
 from memcalc.ledger.result import Result
 from memcalc.ledger.row import Row
 from memcalc.report.labels import label, meaning
-from memcalc.report.tables.formula_values import symbol_values, with_numbers
+from memcalc.report.screen import Column, TextTable, numeric
+from memcalc.spec.model import ModelSpec
+from memcalc.spec.recipes import DTYPE_BYTES, RECIPES, Recipe
+from memcalc.spec.spec import Spec
 from memcalc.units import Unit, format_bytes
 
 ALL = "all"
@@ -133,3 +140,134 @@ def phase_runs(live: tuple[str, ...], phases: tuple[str, ...]) -> str:
             runs.append([phase])
         previous = index
     return ", ".join(run[0] if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs) or "never"
+
+
+def parameter_grid(model: ModelSpec) -> TextTable:
+    """Return module, shape, parameters, number of layers and total of each row; the last row is the model's count."""
+    table = parameter_table(model)
+    rows = [
+        (
+            f"{row.module}.{row.tensor}",
+            f"[{', '.join(str(size) for _, size in row.shape)}]",
+            f"{row.elements:,}",
+            f"{row.count:,}",
+            f"{row.total:,}",
+        )
+        for row in table
+    ]
+    rows.append(("all parameters", "", "", "", f"{sum(row.total for row in table):,}"))
+    columns = (Column("module", wrap=True), Column("shape", wrap=True))
+    return TextTable(
+        "Parameters by module", (*columns, *numeric("parameters", "×", "total")), rows, frozenset({len(rows) - 1})
+    )
+
+
+def recipe_grid(spec: Spec) -> TextTable:
+    """Return the bytes per parameter of every recipe under Adam, copy by copy; that of the run is bold."""
+    dtype = spec.training.dtype
+    rows = [
+        (
+            name,
+            *_copies(recipe, dtype if name != "fp32" else "fp32"),
+            str(recipe.textbook_bytes),
+            recipe.imitates,
+        )
+        for name, recipe in RECIPES.items()
+    ]
+    columns = (Column("recipe"), *numeric("weights", "gradients", "in fp32", "master", "moments", "total"))
+    strong = frozenset(number for number, name in enumerate(RECIPES) if name == spec.training.recipe)
+    title = f"Recipes: bytes per parameter under Adam, in {dtype}"
+    return TextTable(title, (*columns, Column("imitates", wrap=True)), rows, strong)
+
+
+def _copies(recipe: Recipe, dtype: str) -> tuple[str, ...]:
+    """Bytes of each copy of a parameter; "-": there is none."""
+
+    def size(precision: str | None) -> str:
+        if precision is None:
+            return "-"
+        return str(DTYPE_BYTES[dtype if precision == "compute" else precision])
+
+    copies = (recipe.weights, recipe.gradients, recipe.main_gradients, recipe.master)
+    moment = size(recipe.moments)
+    return *map(size, copies), f"{moment} + {moment}"
+
+
+MODULES_TEXT = (
+    "plain modules: the papers' block in plain PyTorch; what autograd saves depends on the modules.",
+    "transformers modules: Hugging Face's implementation (--set implementation=huggingface).",
+)
+
+
+_SYMBOL = re.compile(r"(?<![\w.])[A-Za-z]+(?:_[A-Za-z]+)?")  # not the e of 5e8
+_MOST_ROUNDING = Fraction(11, 10)  # shards of odd sizes are padded, by little
+_POWERS = {"²": 2, "³": 3}
+
+
+def symbol_values(result: Result) -> dict[str, int]:
+    """Return the value of each symbol of the ledger's formulas."""
+    from memcalc.layout.symbols import symbol_values as model_values
+
+    parallelism = result.spec.parallelism
+    generation = {}
+    if result.spec.inference is not None:
+        from memcalc.generation.kv_cache_size import symbols_of
+
+        generation = symbols_of(result.spec)
+    return model_values(result.spec, result.gpu) | {
+        "N": parallelism.data_parallel,
+        "p": parallelism.pipeline_parallel,
+        "c": parallelism.context_parallel,
+        "e": parallelism.expert_parallel,
+        **generation,
+    }
+
+
+def with_numbers(formula: str, values: dict[str, int], expected: int) -> str | None:
+    """Return the formula with numbers and result; None if a symbol is unknown or the result differs.
+
+    A formula that leaves out a detail is better shown in symbols alone than with a wrong equation.
+    """
+    symbols = _SYMBOL.findall(formula)
+    if not symbols or any(symbol not in values for symbol in symbols):
+        return None
+    numbers = _SYMBOL.sub(lambda match: str(values[match[0]]), formula)
+    value = _evaluate(numbers)
+    if value == expected:
+        return f"{_spaced(numbers)} = {expected:,}"
+    if value is not None and "/" in formula and value < expected <= value * _MOST_ROUNDING + 1:
+        return f"{_spaced(numbers)} = {float(value):,.1f}, rounded up to {expected:,}"
+    return None
+
+
+def _spaced(text: str) -> str:
+    return re.sub(r"\s*([·+/-])\s*", r" \1 ", text)
+
+
+def _evaluate(text: str) -> Fraction | None:
+    """Return the value of sums, products and quotients of whole numbers; None for anything else."""
+    plain = text.replace("·", "*")
+    for sign, power in _POWERS.items():
+        plain = plain.replace(sign, f"**{power}")
+    try:
+        return _value(ast.parse(plain, mode="eval").body)
+    except (SyntaxError, ValueError, ZeroDivisionError):
+        return None
+
+
+def _value(node: ast.expr) -> Fraction:
+    match node:
+        case ast.Constant(value=int(number) | float(number)):
+            return Fraction(number)
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return _value(left) + _value(right)
+        case ast.BinOp(left=left, op=ast.Sub(), right=right):
+            return _value(left) - _value(right)
+        case ast.BinOp(left=left, op=ast.Mult(), right=right):
+            return _value(left) * _value(right)
+        case ast.BinOp(left=left, op=ast.Div(), right=right):
+            return _value(left) / _value(right)
+        case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant(value=int(power))) if power in _POWERS.values():
+            return _value(left) ** power
+        case _:
+            raise ValueError(ast.dump(node))

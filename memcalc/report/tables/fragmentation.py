@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from memcalc.allocator.fragmentation import PoolUse
-from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import percent, plural
+from memcalc.report.screen import Column, TextTable, numeric
 from memcalc.units import Unit, format_bytes, format_number
 
 _LINES: tuple[tuple[str, Callable[[PoolUse], int], str], ...] = (
@@ -47,7 +47,6 @@ def _sentence(uses: Sequence[PoolUse], unit: Unit) -> str:
 
 def _streams(uses: Sequence[PoolUse], unit: Unit) -> TextTable:
     """Streams never share free memory, so each has its own."""
-    names = ("segments", "reserved", "allocated", "waiting", "free")
     rows = [
         (
             f"{use.pool}, stream {use.stream}",
@@ -56,4 +55,6 @@ def _streams(uses: Sequence[PoolUse], unit: Unit) -> TextTable:
         )
         for use in uses
     ]
-    return TextTable(f"By stream, {unit}", (Column("pool"), *(Column(name, right=True) for name in names)), rows)
+    return TextTable(
+        f"By stream, {unit}", (Column("pool"), *numeric("segments", "reserved", "allocated", "waiting", "free")), rows
+    )

@@ -6,13 +6,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from io import StringIO
 
-from memcalc.events.memory_curve import MemoryCurve
-from memcalc.events.phase_log import PhaseLogLine
-from memcalc.report.grid import Column, TextTable
+from memcalc.events.memory_curve import MemoryCurve, PhaseLogLine
 from memcalc.report.plots.html import html_table
-from memcalc.report.screen import Screen
+from memcalc.report.screen import Column, Screen, TextTable, draw_grid, numeric
 from memcalc.report.tables.phases import PEAK_MARK
-from memcalc.report.terminal import draw_grid
 from memcalc.units import Unit, format_number
 
 WIDTH = 100  # of the table as text
@@ -20,15 +17,10 @@ WIDTH = 100  # of the table as text
 
 @dataclass(frozen=True, repr=False)
 class PhaseLog:
-    """The phases of a run as a table; iterate over it for the lines.
+    """The phases of a run as a table; iterate over it for the lines."""
 
-    Args:
-        lines: one for the baseline and one for each phase, in order, in bytes.
-        grid: the table, in which identical micro-batches share a line.
-    """
-
-    lines: tuple[PhaseLogLine, ...]
-    grid: TextTable
+    lines: tuple[PhaseLogLine, ...]  # one for the baseline and one for each phase, in order, in bytes
+    grid: TextTable  # the table, in which identical micro-batches share a line
 
     @classmethod
     def of(cls, curve: MemoryCurve, unit: Unit) -> PhaseLog:
@@ -78,9 +70,11 @@ def phase_log_table(curve: MemoryCurve, unit: Unit) -> TextTable:
         sizes = (format_number(line.end, unit), change, format_number(line.peak, unit))
         rows.append((_name(line, last), *sizes, PEAK_MARK if holds_peak else ""))
     what = "Allocated" if curve.allocated is not None else "Requested"
-    numbers = (Column("at its end", right=True), Column("change", right=True), Column("peak", right=True))
     return TextTable(
-        f"Phase log: {what.lower()}, {unit}", (Column("phase"), *numbers, Column("")), rows, frozenset(strong)
+        f"Phase log: {what.lower()}, {unit}",
+        (Column("phase"), *numeric("at its end", "change", "peak"), Column("")),
+        rows,
+        frozenset(strong),
     )
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 
 from memcalc.ledger.result import RankResult, Sizing
-from memcalc.report.bar import small_bar
-from memcalc.report.grid import Column, TextTable
+from memcalc.report.screen import Column, TextTable, numeric, small_bar
 from memcalc.units import Unit, format_number
 
 _BAR_WIDTH = 32
@@ -31,9 +30,7 @@ def rank_grid(result: Sizing, unit: Unit) -> TextTable:
     axes = list(result.headline.rank)
     columns = [Column(axis.removeprefix("pipeline_"), right=True) for axis in axes] + [
         Column("peak in"),
-        Column("allocated", right=True),
-        Column("reserved", right=True),
-        Column("device", right=True),
+        *numeric("allocated", "reserved", "device"),
         Column(""),
     ]
     rows: list[tuple[str, ...]] = []

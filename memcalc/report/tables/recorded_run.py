@@ -7,33 +7,24 @@ from pathlib import PurePosixPath
 
 from memcalc.allocator import History
 from memcalc.allocator.fragmentation import pool_uses
-from memcalc.events.groups import AllocationGroup, groups
 from memcalc.events.memory_curve import MemoryCurve
-from memcalc.events.timeline import Timeline
-from memcalc.report.grid import Column, TextTable
+from memcalc.events.timeline import AllocationGroup, Timeline, groups
 from memcalc.report.labels import percent
 from memcalc.report.plots.palette import mark
 from memcalc.report.plots.text_chart import draw_curve
-from memcalc.report.screen import Screen
+from memcalc.report.screen import Column, Screen, TextTable, draw_grid, numeric
 from memcalc.report.tables.fragmentation import fragmentation_grids
 from memcalc.report.tables.phase_log import phase_log_table
-from memcalc.report.terminal import draw_grid
 from memcalc.units import Unit, format_number
 
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """A recorded run.
+    """A recorded run."""
 
-    Args:
-        timeline: what happened.
-        history: the same through PyTorch's allocator, where the device has one.
-        limit: bytes that the GPU has for the allocator, where one is named.
-    """
-
-    timeline: Timeline
-    history: History | None = None
-    limit: int | None = None
+    timeline: Timeline  # what happened
+    history: History | None = None  # the same through PyTorch's allocator, where the device has one
+    limit: int | None = None  # bytes that the GPU has for the allocator, where one is named
 
     @property
     def curve(self) -> MemoryCurve:
@@ -80,9 +71,7 @@ def tensor_grid(curve: MemoryCurve, unit: Unit, shown: int = SHOWN) -> TextTable
     phase = curve.phase_of(curve.peak_event)
     columns = (
         Column(""),
-        Column(unit, right=True),
-        Column("share", right=True),
-        Column("count", right=True),
+        *numeric(unit, "share", "count"),
         Column("tensor", wrap=True),
         Column("module", wrap=True),
         Column("allocated by", wrap=True),

@@ -7,15 +7,14 @@ from typing import Any
 
 from memcalc.ledger.component import Component
 from memcalc.ledger.result import Result
-from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import label, meaning, percent, rank_text, shortened
 from memcalc.report.plots.palette import OUTSIDE, color
+from memcalc.report.screen import Column, TextTable
 from memcalc.report.screens.verdict import assumed, because, error_bars, figures, limit_text, subject, verdict
 from memcalc.report.tables.breakdown import breakdown, host_grid
 from memcalc.report.tables.explanation import chapters
-from memcalc.report.tables.kv_cache import generation_grid
 from memcalc.report.tables.phases import rank_grid
-from memcalc.report.tables.textbook import textbook_grid
+from memcalc.report.tables.textbook import generation_grid, textbook_grid
 from memcalc.report.views.sections import Section, list_section, table_section, view
 from memcalc.text import harmless
 from memcalc.units import Unit, format_bytes, format_number
@@ -113,26 +112,14 @@ def components_section(result: Result, unit: Unit) -> Section:
     rows = [
         {
             "label": label(name),
-            "color": color(Component(name)),
+            "color": color(Component(name)) if name in parts.inside else OUTSIDE,
             "bytes": size,
             "text": format_bytes(size, unit),
             "share": percent(size, whole),
             "meaning": meaning(name),
-            "groups": _groups(result, name, unit),
+            "groups": _groups(result, name, unit) if name in parts.inside else [],
         }
-        for name, size in parts.inside.items()
-    ]
-    rows += [
-        {
-            "label": label(name),
-            "color": OUTSIDE,
-            "bytes": size,
-            "text": format_bytes(size, unit),
-            "share": percent(size, whole),
-            "meaning": meaning(name),
-            "groups": [],
-        }
-        for name, size in parts.outside.items()
+        for name, size in (parts.inside | parts.outside).items()
     ]
     return {
         "kind": "components",

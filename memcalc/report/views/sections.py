@@ -6,9 +6,7 @@ import io
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from memcalc.report.bar import BAR_MARK
-from memcalc.report.grid import TextTable
-from memcalc.report.screen import BAD, GOOD, UNSURE, LetterBar, ProseLine, Screen, Span
+from memcalc.report.screen import BAD, BAR_MARK, GOOD, UNSURE, LetterBar, ProseLine, Screen, Span, TextTable
 from memcalc.text import harmless
 
 Section = dict[str, Any]

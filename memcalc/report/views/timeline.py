@@ -11,8 +11,7 @@ from memcalc.ledger.component import Component
 from memcalc.ledger.result import Result
 from memcalc.report.labels import label, rank_text
 from memcalc.report.plots.palette import color
-from memcalc.report.tables.explanation import row_formula
-from memcalc.report.tables.formula_values import symbol_values
+from memcalc.report.tables.explanation import row_formula, symbol_values
 from memcalc.report.views.sections import Section
 from memcalc.units import BYTES_PER_UNIT, DECIMALS, Unit, format_bytes
 from memcalc.verdict.timeline import timeline_of

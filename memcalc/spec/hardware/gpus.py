@@ -39,45 +39,25 @@ _MAKERS = re.compile(r"^(nvidia-|amd-|intel-|huawei-|tesla-|geforce-|instinct-|r
 
 @dataclass(frozen=True, slots=True)
 class GpuSpec:
-    """One GPU, as a rank uses it.
+    """One GPU, as a rank uses it."""
 
-    Args:
-        name: its key in the table.
-        label: its vendor's name.
-        device_name: the driver's name, as in torch.cuda.get_device_name.
-        vendor: nvidia, amd, intel, huawei or google.
-        aliases: other names for lookup.
-        advertised_bytes: advertised memory, read as GiB: vendors print "GB" for GiB of DRAM.
-        smi_bytes: total memory in the vendor's tool; None: not published.
-        usable_bytes: total memory that frameworks can allocate, the lowest seen; decides whether a run fits.
-        context_bytes: memory of a process without its tensors (CUDA context, loaded kernels).
-        compute_capability: (major, minor) of CUDA; None: not a CUDA GPU.
-        multiprocessors: streaming multiprocessors, or compute units; None: uncertain.
-        max_threads_per_multiprocessor: None: uncertain.
-        l2_bytes: L2 cache; None: uncertain.
-        bandwidth_bytes_per_second: DRAM bandwidth.
-        bf16_tflops: dense bf16 rate; None: no bf16 matrix units.
-        source: source of usable_bytes.
-        row: the row of the table with the GPU's kernels and rates: its name without a budget.
-    """
-
-    name: str
-    label: str
-    device_name: str
-    vendor: str
-    aliases: tuple[str, ...]
-    advertised_bytes: int
-    smi_bytes: int | None
-    usable_bytes: int
-    context_bytes: int
-    compute_capability: tuple[int, int] | None
-    multiprocessors: int | None
-    max_threads_per_multiprocessor: int | None
-    l2_bytes: int | None
-    bandwidth_bytes_per_second: int
-    bf16_tflops: float | None
-    source: str
-    row: str
+    name: str  # its key in the table
+    label: str  # its vendor's name
+    device_name: str  # the driver's name, as in torch.cuda.get_device_name
+    vendor: str  # nvidia, amd, intel, huawei or google
+    aliases: tuple[str, ...]  # other names for lookup
+    advertised_bytes: int  # advertised memory, read as GiB: vendors print "GB" for GiB of DRAM
+    smi_bytes: int | None  # total memory in the vendor's tool; None: not published
+    usable_bytes: int  # total memory that frameworks can allocate, the lowest seen; decides whether a run fits
+    context_bytes: int  # memory of a process without its tensors (CUDA context, loaded kernels)
+    compute_capability: tuple[int, int] | None  # (major, minor) of CUDA; None: not a CUDA GPU
+    multiprocessors: int | None  # streaming multiprocessors, or compute units; None: uncertain
+    max_threads_per_multiprocessor: int | None  # None: uncertain
+    l2_bytes: int | None  # L2 cache; None: uncertain
+    bandwidth_bytes_per_second: int  # DRAM bandwidth
+    bf16_tflops: float | None  # dense bf16 rate; None: no bf16 matrix units
+    source: str  # source of usable_bytes
+    row: str  # the row of the table with the GPU's kernels and rates: its name without a budget
 
 
 def with_budget(gpu: str | None, budget: str) -> str:

@@ -17,29 +17,17 @@ FILE = Path(__file__).parents[2] / "data" / "systems.yaml"
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """Nodes of one kind of GPU.
+    """Nodes of one kind of GPU."""
 
-    Args:
-        name: its key in the table.
-        node: GPUs per node.
-        link: interconnect inside a node.
-        link_bytes: bytes per second that a GPU sends inside its node, in one direction.
-        nic_bytes: bytes per second that a GPU sends between nodes.
-        flops: dense 16-bit FLOPs per second of one GPU.
-        source: documents of the vendor.
-        node_assumed: whether the GPUs per node are a default instead of a vendor's figure.
-        nic_assumed: whether the network is a default.
-    """
-
-    name: str
-    node: int
-    link: str
-    link_bytes: float
-    nic_bytes: float
-    flops: float
-    source: str
-    node_assumed: bool
-    nic_assumed: bool
+    name: str  # its key in the table
+    node: int  # GPUs per node
+    link: str  # interconnect inside a node
+    link_bytes: float  # bytes per second that a GPU sends inside its node, in one direction
+    nic_bytes: float  # bytes per second that a GPU sends between nodes
+    flops: float  # dense 16-bit FLOPs per second of one GPU
+    source: str  # documents of the vendor
+    node_assumed: bool  # whether the GPUs per node are a default instead of a vendor's figure
+    nic_assumed: bool  # whether the network is a default
 
     @property
     def assumed(self) -> str:

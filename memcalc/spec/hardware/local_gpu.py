@@ -15,15 +15,10 @@ _NAME_BYTES = 256  # as in torch (cudaDeviceProp.name)
 
 
 class LocalGpu(NamedTuple):
-    """The first GPU in CUDA_VISIBLE_DEVICES.
+    """The first GPU in CUDA_VISIBLE_DEVICES."""
 
-    Args:
-        name: as in torch.cuda.get_device_name.
-        total_bytes: memory that frameworks can allocate.
-    """
-
-    name: str
-    total_bytes: int
+    name: str  # as in torch.cuda.get_device_name
+    total_bytes: int  # memory that frameworks can allocate
 
 
 def local_gpu() -> LocalGpu:

@@ -98,83 +98,50 @@ def family_defaults(architecture: str) -> dict[str, object]:
 
 def family_buffers(architecture: str | None) -> FamilyBuffers:
     """Return the buffers of a family; without a family, the RoPE cos/sin cache of a full head."""
-    return FamilyBuffers() if architecture is None else family_named(architecture, "model.architecture").buffers
+    return FamilyBuffers() if architecture is None else family_named(architecture).buffers
 
 
 def built_in_fp32(architecture: str | None) -> tuple[str, ...]:
     """Return the modules of a layer with fp32 weights, regardless of the dtype of the others."""
-    return () if architecture is None else family_named(architecture, "model.architecture").in_fp32
+    return () if architecture is None else family_named(architecture).in_fp32
 
 
 def rotary_fraction(architecture: str) -> float:
     """Return the rotated fraction of a head if a family's config.json omits it."""
-    family = family_named(architecture, "model.architecture")
+    family = family_named(architecture)
     rule = family.rules.get("rotary_dim", (FieldRule("value", (), None, {}),))[-1]
     found = next((family.defaults[key] for key in rule.keys if rule.how == "share" and key in family.defaults), 1.0)
     assert isinstance(found, float)
     return found
 
 
-def family_omissions(architecture: str | None) -> tuple[str, ...]:
-    """Return the features of a family's block that the plain implementation lacks."""
-    return () if architecture is None else family_named(architecture, "model.architecture").not_modelled
-
-
 def attends_eagerly(architecture: object, implementation: object) -> bool:
     """Return whether the run uses transformers' modules of a family that rejects `sdpa`: eager is their default."""
     if implementation != "huggingface" or architecture not in known_families():
         return False
-    return family_named(str(architecture), "model.architecture").eager_only
-
-
-def last_release_with_sdpa(architecture: object) -> str:
-    """Return the last release of transformers with `sdpa` for a family that rejects it now; "": none is known."""
-    return family_named(str(architecture), "model.architecture").sdpa_until
-
-
-def supports_flash_package(architecture: object) -> bool:
-    """Return whether transformers' modules of a family that rejects `sdpa` support the kernels of flash-attn."""
-    return family_named(str(architecture), "model.architecture").flash_package
+    return family_named(str(architecture)).eager_only
 
 
 def fused_attention(architecture: object) -> str:
     """Return the fused kernel that scaled_dot_product_attention takes for what a family's modules pass to it."""
     if architecture not in known_families():
         return "flash"
-    return family_named(str(architecture), "model.architecture").fused_attention
+    return family_named(str(architecture)).fused_attention
 
 
 def family_of(architecture: str) -> str:
     """Return the model_type of a name: "gpt2" for "gpt3"."""
-    return family_named(architecture, "model.architecture").name
+    return family_named(architecture).name
 
 
 def rules_of(family: str) -> dict[str, tuple[FieldRule, ...]]:
     """Return the rules for reading each field of a family; the first applicable rule counts."""
-    return family_named(family, "model.architecture").rules
-
-
-def defaults_of(family: str) -> dict[str, object]:
-    """Return the defaults of transformers' configuration class for keys that config.json omits."""
-    return family_named(family, "model.architecture").defaults
-
-
-def needed_keys(family: str) -> dict[str, object]:
-    """Return the keys that a config.json must have, because transformers' default is a variant without formulas."""
-    found = family_named(family, "model.architecture")
-    return {
-        key: allowed[0] for key, allowed in found.require.items() if found.defaults.get(key, allowed[0]) not in allowed
-    }
-
-
-def translations_of(family: str, field: str) -> dict[object, object] | None:
-    """Return memcalc's values of a field by the family's values; None: they are equal."""
-    return family_named(family, "model.architecture").translate.get(field)
+    return family_named(family).rules
 
 
 def keys_of(architecture: str) -> dict[str, list[str]]:
     """Return the keys of config.json that affect a family's block, with the fields that each key affects."""
-    family = family_named(architecture, "model.architecture")
+    family = family_named(architecture)
     found: dict[str, list[str]] = {"model_type": ["architecture"]}
     for field, keys in family.read.items():
         for key in keys:
@@ -191,7 +158,7 @@ def known_families() -> list[str]:
 
 @lru_cache(maxsize=64)
 def _defaults(architecture: str) -> dict[str, object]:
-    family = family_named(architecture, "model.architecture")
+    family = family_named(architecture)
     block: dict[str, object] = copy.deepcopy(family.fixed)
     for field in family.rules:
         # The size of a default checkpoint is not that of the user's model.

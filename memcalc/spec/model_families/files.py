@@ -65,25 +65,16 @@ _Loader: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 @dataclass(frozen=True, slots=True)
 class FamilyBuffers:
-    """Buffers that transformers registers for a family and that do not follow from ModelSpec.
+    """Buffers that transformers registers for a family and that do not follow from ModelSpec."""
 
-    Args:
-        sinusoids: every layer has a table of max_position_embeddings rows of rotary_dim instead (GPT-J).
-        rotary_tables: number of RoPE caches: one for full and one for sliding attention (Gemma 3).
-        unused_rotary: the RoPE cache exists regardless of the position embedding (Falcon with ALiBi).
-        scalars: number of buffers of one element (Gemma's embedding scale).
-        layer_scalars: the same in every layer (xIELU's two constants).
-        masks: place of a causal mask of max_position_embeddings squared: once in the model, or in every layer.
-        narrow_corrections: router biases have the weights' dtype instead of fp32.
-    """
-
-    sinusoids: bool = False
-    rotary_tables: int = 1
-    unused_rotary: bool = False
-    scalars: int = 0
-    layer_scalars: int = 0
+    sinusoids: bool = False  # every layer has a table of max_position_embeddings rows of rotary_dim instead (GPT-J)
+    rotary_tables: int = 1  # number of RoPE caches: one for full and one for sliding attention (Gemma 3)
+    unused_rotary: bool = False  # the RoPE cache exists regardless of the position embedding (Falcon with ALiBi)
+    scalars: int = 0  # number of buffers of one element (Gemma's embedding scale)
+    layer_scalars: int = 0  # the same in every layer (xIELU's two constants)
+    # place of a causal mask of max_position_embeddings squared: once in the model, or in every layer
     masks: Literal["model", "layer"] | None = None
-    narrow_corrections: bool = False
+    narrow_corrections: bool = False  # router biases have the weights' dtype instead of fp32
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +115,12 @@ class FamilyFile:
             for field, rules in self.rules.items()
         }
 
+    @property
+    def needed_keys(self) -> dict[str, object]:
+        """The keys that a config.json must have, because transformers' default is a variant without formulas."""
+        required = self.require.items()
+        return {key: allowed[0] for key, allowed in required if self.defaults.get(key, allowed[0]) not in allowed}
+
 
 @lru_cache(maxsize=1)
 def names() -> tuple[str, ...]:
@@ -134,7 +131,7 @@ def names() -> tuple[str, ...]:
 LISTED = "`memcalc models` lists the families with formulas."  # a list of fifty names would be too long
 
 
-def family_named(name: str, where: str) -> FamilyFile:
+def family_named(name: str, where: str = "model.architecture") -> FamilyFile:
     """Return a family by its name.
 
     Raises:

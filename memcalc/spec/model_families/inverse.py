@@ -13,16 +13,8 @@ from typing import Any
 from memcalc.errors import InputError
 from memcalc.spec.derive import derive_model
 from memcalc.spec.model import ModelSpec
-from memcalc.spec.model_families.conversion import (
-    defaults_of,
-    family_of,
-    needed_keys,
-    put_at,
-    read_hf_config,
-    rules_of,
-    translations_of,
-)
-from memcalc.spec.model_families.files import FieldRule
+from memcalc.spec.model_families.conversion import put_at, read_hf_config
+from memcalc.spec.model_families.files import FamilyFile, FieldRule, family_named
 
 _UNSETTLED = object()
 _UNSAID = object()  # no key is needed
@@ -40,23 +32,23 @@ def write_hf_config(model: ModelSpec) -> dict[str, Any]:
             "Set model.architecture, or implementation: plain.",
             "model.architecture",
         )
-    family = family_of(model.architecture)
+    family = family_named(model.architecture)
     wanted = _flat(model)
     differing: list[str] = []
     for config in _candidates(family, wanted):
-        found = _read(family, config)
+        found = _read(family.name, config)
         differing = sorted(field for field in wanted if found is None or found.get(field) != wanted[field])
         if found is not None and not differing:
             return config
     if not differing:
         raise InputError(
-            f"transformers' {family} has no such combination of sizes.",
+            f"transformers' {family.name} has no such combination of sizes.",
             "Compare with a preset of this family, or set implementation: plain.",
             "model",
         )
     field = differing[0]
     raise InputError(
-        f"{field} = {wanted.get(field)!r} is not a value that transformers' {family} has with these sizes.",
+        f"{field} = {wanted.get(field)!r} is not a value that transformers' {family.name} has with these sizes.",
         f"Leave {field} out, or set implementation: plain.",
         f"model.{field}",
     )
@@ -80,29 +72,28 @@ def _read(family: str, config: dict[str, Any]) -> dict[str, Any] | None:
         return None
 
 
-def _candidates(family: str, wanted: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _candidates(family: FamilyFile, wanted: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield configs that may give the wanted fields: one for each combination of the rules' cases."""
-    fields = [field for field in rules_of(family) if field in wanted]
-    for positions in product(*(range(len(rules_of(family)[field])) for field in fields)):
+    fields = [field for field in family.rules if field in wanted]
+    for positions in product(*(range(len(family.rules[field])) for field in fields)):
         keys: dict[str, Any] = {}
-        chosen = [rules_of(family)[field][position] for field, position in zip(fields, positions, strict=True)]
+        chosen = [family.rules[field][position] for field, position in zip(fields, positions, strict=True)]
         for field, position in zip(fields, positions, strict=True):
-            for passed in rules_of(family)[field][:position]:  # earlier cases must not apply
+            for passed in family.rules[field][:position]:  # earlier cases must not apply
                 if len(passed.when) == 1:
                     keys.update((key, not value) for key, value in passed.when.items() if isinstance(value, bool))
         # Rules of one key come first, because rules of several keys depend on them.
         order = sorted(zip(fields, chosen, strict=True), key=lambda pair: pair[1].how not in ("read", "value"))
         if all(_settle(keys, field, rule, wanted, family) for field, rule in order):
-            config: dict[str, Any] = {"model_type": family, **needed_keys(family)}
-            defaults = defaults_of(family)
+            config: dict[str, Any] = {"model_type": family.name, **family.needed_keys}
             for key, value in keys.items():
                 # Defaults are omitted: the classes distinguish 0 from 0.0, and null from an absent key.
-                if value != defaults.get(key) or type(value) is bool:
+                if value != family.defaults.get(key) or type(value) is bool:
                     put_at(config, key, value)
             yield config
 
 
-def _settle(keys: dict[str, Any], field: str, rule: FieldRule, wanted: dict[str, Any], family: str) -> bool:
+def _settle(keys: dict[str, Any], field: str, rule: FieldRule, wanted: dict[str, Any], family: FamilyFile) -> bool:
     """Add the keys that a rule needs to give the wanted value; False: impossible, or in conflict with another field."""
     needs = dict(rule.when)
     value = wanted[field]
@@ -171,13 +162,13 @@ def _layer_types(field: str, wanted: dict[str, Any]) -> list[Any]:
     return ["full_attention" if each else other for each in whole]
 
 
-def _theirs(field: str, wanted: dict[str, Any], family: str) -> Any:
+def _theirs(field: str, wanted: dict[str, Any], family: FamilyFile) -> Any:
     """Return the family's name of memcalc's value: the first that also fits all fields read by the same rules."""
-    value, table = wanted[field], translations_of(family, field)
+    value, table = wanted[field], family.translate.get(field)
     if table is None:
         return list(value) if isinstance(value, tuple) else value
-    rules = rules_of(family)
-    alike = {other: translations_of(family, other) or {} for other in rules if rules[other] == rules[field]}
+    rules = family.rules
+    alike = {other: family.translate.get(other) or {} for other in rules if rules[other] == rules[field]}
     words = (word for word in table if all(words.get(word) == wanted[other] for other, words in alike.items()))
     found = next(words, _UNSETTLED)
     # A table with only null translates null; other values pass unchanged.

@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memcalc.spec.finetuning import FUSED_FAMILIES
-from memcalc.spec.model_families.conversion import (
-    attends_eagerly,
-    family_of,
-    last_release_with_sdpa,
-    supports_flash_package,
-)
+from memcalc.spec.model_families.conversion import attends_eagerly, family_of
+from memcalc.spec.model_families.files import family_named
 from memcalc.spec.programs import number
 from memcalc.spec.rule_sets.violations import Violation
 from memcalc.spec.spec import Spec
@@ -18,10 +14,10 @@ from memcalc.spec.spec import Spec
 
 def _without_sdpa(spec: Spec) -> Iterator[Violation]:
     training, architecture = spec.training, spec.model.architecture
-    package = supports_flash_package(architecture)
+    family = family_named(str(architecture))
+    package, last = family.flash_package, family.sdpa_until
     if package and training.attention == "flash" and training.attention_windows == "kernel":
         return
-    last = last_release_with_sdpa(architecture)
     release = None if training.versions is None else training.versions.transformers
     if last and release is not None and number(release) <= number(last):
         return

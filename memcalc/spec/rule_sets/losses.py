@@ -1,4 +1,4 @@
-"""Rules of losses computed on chunks of the tokens or on a sharded vocabulary."""
+"""Rules of losses, of completions that a model generates to train on, and of a teacher."""
 
 from __future__ import annotations
 
@@ -128,3 +128,85 @@ def _classification(spec: Spec) -> Iterator[Violation]:
     }
     problem = f"num_labels = {spec.model.num_labels} makes a classification head, which does not support {{}}."
     yield from only(spec, fields, problem, "num_labels: 0")
+
+
+def rollouts(spec: Spec) -> Iterator[Violation]:
+    """A completion follows a prompt; generation is that of one rank that has all weights."""
+    training = spec.training
+    if training.completion_length is None:
+        if training.steps_per_generation is not None:
+            yield Violation(
+                ("training", "steps_per_generation"),
+                f"steps_per_generation = {training.steps_per_generation} needs completion_length, without which "
+                "nothing is generated.",
+                "Set completion_length, or leave steps_per_generation out.",
+            )
+        return
+    if training.completion_length >= training.sequence_length:
+        yield Violation(
+            ("training", "completion_length"),
+            f"completion_length = {training.completion_length} leaves no prompt in sequence_length = "
+            f"{training.sequence_length}.",
+            "Raise sequence_length, which counts prompt and completion, or lower completion_length.",
+        )
+    if spec.model.full_attention is not None:
+        yield Violation(
+            ("training", "completion_length"),
+            "generation of a model with separate heads in full attention is not modelled.",
+            "Leave completion_length out, or dry-run the program: `memcalc dry-run --gpu GPU -- python script.py`.",
+        )
+    fields: dict[str, tuple[object, ...]] = {
+        "training.implementation": ("plain", "huggingface"),
+        "parallelism.zero_stage": (0, 1, 2),
+        "parallelism.tensor_parallel": (1,),
+        "parallelism.pipeline_parallel": (1,),
+        "parallelism.context_parallel": (1,),
+    }
+    problem = f"{{}} is not modelled with completion_length = {training.completion_length}."
+    yield from only(spec, fields, problem, "leave completion_length out")
+
+
+def teacher(spec: Spec) -> Iterator[Violation]:
+    """A teacher runs whole on each rank, or sharded as the student is, and both return all logits."""
+    training, model = spec.training, spec.model
+    if training.teacher is None:
+        if training.teacher_dtype is not None:
+            yield Violation(
+                ("training", "teacher_dtype"),
+                f"teacher_dtype = {training.teacher_dtype} needs a teacher.",
+                "Set teacher, or leave teacher_dtype out.",
+            )
+        if training.divergence != "forward":
+            yield Violation(
+                ("training", "divergence"),
+                f"divergence = {training.divergence} needs a teacher.",
+                "Set teacher, or leave divergence out.",
+            )
+        return
+    if training.teacher.vocab_size != model.vocab_size:
+        yield Violation(
+            ("training", "teacher"),
+            f"the teacher's vocab_size = {training.teacher.vocab_size} differs from the model's {model.vocab_size}, "
+            "but the logits of both are compared.",
+            "Choose a teacher with the same vocabulary.",
+        )
+    if training.loss in TOKENWISE and training.loss_recompute:
+        yield Violation(
+            ("training", "loss"),
+            f"loss = {training.loss} returns no logits, which a teacher is compared with.",
+            "Set loss: materialized, or loss: chunked with loss_recompute: false and chunked_head: true.",
+        )
+    fields: dict[str, tuple[object, ...]] = {
+        "training.implementation": ("plain", "huggingface"),
+        "training.chunked_head": (True,),
+        "training.pairs": (False,),
+        "training.reference_model": (False,),
+        "training.completion_length": (None,),
+        "training.loss_shift": ("labels",),
+        "model.num_labels": (0,),
+        "parallelism.tensor_parallel": (1,),
+        "parallelism.pipeline_parallel": (1,),
+        "parallelism.context_parallel": (1,),
+        "parallelism.expert_parallel": (1,),
+    }
+    yield from only(spec, fields, "{} is not modelled with a teacher.", "leave teacher out")

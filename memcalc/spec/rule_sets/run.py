@@ -17,10 +17,8 @@ from memcalc.spec.rule_sets.finetuning import finetuning
 from memcalc.spec.rule_sets.fp8 import fp8
 from memcalc.spec.rule_sets.inference import inference
 from memcalc.spec.rule_sets.kernels import kernels
-from memcalc.spec.rule_sets.losses import loss
+from memcalc.spec.rule_sets.losses import loss, rollouts, teacher
 from memcalc.spec.rule_sets.optimizers import optimizing
-from memcalc.spec.rule_sets.rollouts import rollouts
-from memcalc.spec.rule_sets.teacher import teacher
 from memcalc.spec.rule_sets.violations import Violation, divisors
 from memcalc.spec.spec import Spec
 from memcalc.spec.yaml_source import Path, YamlSource

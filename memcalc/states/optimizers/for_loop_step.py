@@ -28,18 +28,12 @@ class Assign(NamedTuple):
     """A statement that binds `target` to a new tensor; its old tensor is freed afterwards.
 
     Without a result, `target` is bound to a persistent tensor. Without a target, nothing stays.
-
-    Args:
-        target: the variable.
-        result: the new tensor.
-        temporaries: allocated before the result, and freed after it.
-        scratch: allocated after the result, and freed before the old tensor.
     """
 
-    target: str
-    result: Buffer | None = None
-    temporaries: tuple[Buffer, ...] = ()
-    scratch: tuple[Buffer, ...] = ()
+    target: str  # the variable
+    result: Buffer | None = None  # the new tensor
+    temporaries: tuple[Buffer, ...] = ()  # allocated before the result, and freed after it
+    scratch: tuple[Buffer, ...] = ()  # allocated after the result, and freed before the old tensor
 
 
 class Keep(NamedTuple):

@@ -51,18 +51,12 @@ WHOLE: dict[str, tuple[tuple[str, ...], str]] = {
 
 
 class OptimizerState(NamedTuple):
-    """A state of one parameter.
+    """A state of one parameter."""
 
-    Args:
-        item: the state on one rank.
-        paged: whether it is in unified memory, outside PyTorch's allocator.
-        parameter: its parameter.
-        replaced: whether a step computes a new tensor and frees the old one, rather than updating it in place.
-    """
-
-    item: RowDraft
-    paged: bool
-    parameter: LocalParameter
+    item: RowDraft  # the state on one rank
+    paged: bool  # whether it is in unified memory, outside PyTorch's allocator
+    parameter: LocalParameter  # its parameter
+    # whether a step computes a new tensor and frees the old one, rather than updating it in place
     replaced: bool = False
 
 

@@ -26,21 +26,15 @@ BLOCK_4BIT = 128  # elements that share a scale: torchao 0.18 optim/adam.py
 
 
 class Buffer(NamedTuple):
-    """One temporary.
+    """One temporary."""
 
-    Args:
-        name: in rows.
-        shape: that of the parameter ("whole"), short side x short side ("gram"), long side x rank ("low"), rank x short
-            side ("projector"), rank x rank ("diagonal"), one number per row ("rows"), per column ("columns"), per
-            element of the short side ("values") or per block of 128 elements ("blocks"), or what a kernel allocates and
-            frees: for a sum over the rows ("stage"), the norm of all elements ("norm") or a singular value
-            decomposition ("svd").
-        dtype: a dtype, or "update" for the dtype of the updated tensors.
-    """
-
-    name: str
+    name: str  # in rows
+    # that of the parameter ("whole"), short side x short side ("gram"), long side x rank ("low"), rank x short side
+    # ("projector"), rank x rank ("diagonal"), one number per row ("rows"), per column ("columns"), per element of the
+    # short side ("values") or per block of 128 elements ("blocks"), or what a kernel allocates and frees: for a sum
+    # over the rows ("stage"), the norm of all elements ("norm") or a singular value decomposition ("svd")
     shape: str = "whole"
-    dtype: str = "update"
+    dtype: str = "update"  # a dtype, or "update" for the dtype of the updated tensors
 
 
 class LiveTensor(NamedTuple):
@@ -51,15 +45,10 @@ class LiveTensor(NamedTuple):
 
 
 class StepPoint(NamedTuple):
-    """A point in the step.
+    """A point in the step."""
 
-    Args:
-        live: live tensors.
-        parts_with_states: parts of the model that have states by then, in the first step.
-    """
-
-    live: list[LiveTensor]
-    parts_with_states: frozenset[str] = ALL
+    live: list[LiveTensor]  # live tensors
+    parts_with_states: frozenset[str] = ALL  # parts of the model that have states by then, in the first step
 
 
 def bytes_of(live: LiveTensor, update: UpdateRule, shards: ShardCounts, gpu: Multiprocessors) -> int:

@@ -39,19 +39,12 @@ FILES = {"sgd": "sgd", "momentum": "sgd", "adafactor": "_adafactor", "muon": "_m
 
 
 class StepOptions(NamedTuple):
-    """Parts of the step in addition to the update, and the sharding of its parameters.
+    """Parts of the step in addition to the update, and the sharding of its parameters."""
 
-    Args:
-        clips: whether gradients are clipped.
-        averages_with_casts: whether an fp32 moving average of bf16 or fp16 parameters is kept.
-        spread: ranks that states are sharded across.
-        card: the GPU's multiprocessors.
-    """
-
-    clips: bool
-    averages_with_casts: bool
-    spread: ShardCounts
-    card: Multiprocessors
+    clips: bool  # whether gradients are clipped
+    averages_with_casts: bool  # whether an fp32 moving average of bf16 or fp16 parameters is kept
+    spread: ShardCounts  # ranks that states are sharded across
+    card: Multiprocessors  # the GPU's multiprocessors
 
 
 class StepPeaks(NamedTuple):

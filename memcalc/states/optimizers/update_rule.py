@@ -11,37 +11,21 @@ from memcalc.states.optimizers.parameter_order import MEGATRON, TORCHTITAN
 
 
 class UpdateRule(NamedTuple):
-    """An optimizer and the options that its memory depends on.
+    """An optimizer and the options that its memory depends on."""
 
-    Args:
-        optimizer: its name.
-        implementation: foreach, fused or for-loop.
-        decays: whether weight decay is added to the gradients instead of changing the weights.
-        amsgrad: whether it keeps the maximum of second moments.
-        nesterov: whether it uses Nesterov momentum.
-        centered: whether it keeps the mean gradient.
-        momentum: whether its momentum is above 0.
-        rank: GaLore's rank.
-        paged: whether states are in unified memory.
-        embeddings_32bit: whether the states of embeddings stay in fp32.
-        dtype: dtype of the updated tensors: the master weights, else the weights.
-        moments: dtype of torch's states.
-        family: the transformers family that sets the order of parameters, TORCHTITAN or MEGATRON; else "".
-    """
-
-    optimizer: str
-    implementation: str
-    decays: bool
-    amsgrad: bool
-    nesterov: bool
-    centered: bool
-    momentum: bool
-    rank: int
-    paged: bool
-    embeddings_32bit: bool
-    dtype: str
-    moments: str
-    family: str
+    optimizer: str  # its name
+    implementation: str  # foreach, fused or for-loop
+    decays: bool  # whether weight decay is added to the gradients instead of changing the weights
+    amsgrad: bool  # whether it keeps the maximum of second moments
+    nesterov: bool  # whether it uses Nesterov momentum
+    centered: bool  # whether it keeps the mean gradient
+    momentum: bool  # whether its momentum is above 0
+    rank: int  # GaLore's rank
+    paged: bool  # whether states are in unified memory
+    embeddings_32bit: bool  # whether the states of embeddings stay in fp32
+    dtype: str  # dtype of the updated tensors: the master weights, else the weights
+    moments: str  # dtype of torch's states
+    family: str  # the transformers family that sets the order of parameters, TORCHTITAN or MEGATRON; else ""
 
     def of_weights(self, recipe: str, weights: str) -> UpdateRule:
         """Return the same update for weights of this dtype, for which the recipe may keep master weights."""

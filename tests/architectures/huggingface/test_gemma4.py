@@ -17,7 +17,7 @@ from memcalc.errors import InputError
 from memcalc.layout.parameters import count_parameters, parameter_table, prefix_of
 from memcalc.layout.stages import layer_modules
 from memcalc.ledger.component import Component
-from memcalc.report.screens.published import published_rows
+from memcalc.report.screens.listings import published_rows
 from memcalc.spec.model_families.conversion import has_family_formulas, read_hf_config
 
 B, S, D, F, V = 2, 32, 64, 96, 100

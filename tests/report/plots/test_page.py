@@ -13,11 +13,11 @@ from memcalc.errors import InputError, Unavailable
 from memcalc.events import Event, EventType
 from memcalc.events.memory_curve import MemoryCurve
 from memcalc.ledger.component import Component
-from memcalc.report.grid import Column, TextTable
 from memcalc.report.plots.files import write_plot
 from memcalc.report.plots.html import curve_page
-from memcalc.report.plots.steps import AxisMark, phase_marks, step_marks
+from memcalc.report.plots.markup import AxisMark, phase_marks, step_marks
 from memcalc.report.plots.svg import HEIGHT, LEFT, TOP, WIDTH, round_step
+from memcalc.report.screen import Column, TextTable
 from tests.report.runs import MIB, asked_for, replayed, two_steps
 
 SVG = "{http://www.w3.org/2000/svg}"
