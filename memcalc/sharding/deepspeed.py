@@ -170,11 +170,12 @@ def lacks(spec: Spec, plan: Segment) -> Iterator[str]:
     """Yield the properties of a DeepSpeed run for which the order of requests is not modelled."""
     training, parallelism, options = spec.training, spec.parallelism, state_options(spec)
     whole = options.zero_stage == 3
+    own = "" if training.dtype == "fp32" else " (its own is mixed-16)"
     nested = any(not isinstance(part, int) for item in plan if not isinstance(item, int) for part in item)
     reasons = {
         "DeepSpeed with tensor or pipeline parallelism": parallelism.ranks != parallelism.data_parallel,
         "hierarchical sharding": parallelism.shards != parallelism.data_parallel,
-        f"DeepSpeed and recipe {training.recipe} in {training.dtype}": not _is_recipe_known(spec),
+        f"DeepSpeed and recipe {training.recipe} in {training.dtype}{own}": not _is_recipe_known(spec),
         f"DeepSpeed and optimizer {training.optimizer}": training.optimizer not in COMPARED,
         "DeepSpeed and an average of the weights": training.ema != "none",
         "DeepSpeed and FP8": training.fp8 != "none",

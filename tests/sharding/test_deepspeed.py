@@ -545,8 +545,8 @@ def test_recorded_ranks() -> None:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("zero_stage=0", "recipe=pure"), "DeepSpeed and recipe pure in bf16"),
-        (("zero_stage=2", "recipe=pure"), "DeepSpeed and recipe pure in bf16"),
+        (("zero_stage=0", "recipe=pure"), "DeepSpeed and recipe pure in bf16 (its own is mixed-16)"),
+        (("zero_stage=2", "recipe=pure"), "DeepSpeed and recipe pure in bf16 (its own is mixed-16)"),
         (("zero_stage=3", "recipe=fp32", "dtype=fp32"), "DeepSpeed and recipe fp32 in fp32"),
         (("zero_stage=2", "optimizer=adafactor"), "DeepSpeed and optimizer adafactor"),
         (("zero_stage=2", "ema=fp32"), "DeepSpeed and an average of the weights"),
