@@ -76,6 +76,7 @@ SHARDINGS = (
     "engine=deepspeed zero_stage=2",
     "engine=deepspeed zero_stage=3",
 )
+PYTORCH_RECIPES = ("pure", "amp", "fp32", "mixed-16", "mixed-20", "mixed-20", "mixed-18")
 
 
 def drawn(lot: random.Random, cards: Sequence[str]) -> Spec | None:
@@ -217,7 +218,7 @@ def near_ranks(lot: random.Random, count: int, cards: Sequence[str]) -> Iterator
     """One rank of 2 to 64, at a micro-batch at which device memory is within NEAR of what is usable."""
     while count:
         sharding = lot.choice(SHARDINGS)
-        recipe = "mixed-16" if "deepspeed" in sharding else lot.choice(("pure", "amp", "fp32", "mixed-16"))
+        recipe = "mixed-16" if "deepspeed" in sharding else lot.choice(PYTORCH_RECIPES)
         words = [
             f"s={lot.choice(LENGTHS)}",
             f"recipe={recipe}",
