@@ -123,10 +123,11 @@ def test_no_more_replays_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told == [("replays", 1), ("replays", 2), ("replays", 3)]
 
 
-def test_several_ranks_and_runs_without_a_gpu_are_not_replayed() -> None:
+def test_runs_of_unknown_requests_and_runs_without_a_gpu_are_not_replayed() -> None:
     grid = {"b": [1, 2, 4, 8, 16]}
 
-    assert not memcalc.sweep("gpt2", grid, "data_parallel=8", gpu="t4", replay=5).replayed.any()
+    assert memcalc.sweep("gpt2", grid, "data_parallel=8", gpu="t4", replay=5).replayed.all()
+    assert not memcalc.sweep("gpt2", grid, "data_parallel=8", "zero_stage=2", gpu="t4", replay=5).replayed.any()
     assert not memcalc.sweep("gpt2", grid, replay=5).replayed.any()
 
 

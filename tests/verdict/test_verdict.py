@@ -192,7 +192,7 @@ def test_a_run_beyond_the_largest_device_of_the_allocator_model_is_not_replayed(
 def test_several_gpus_are_judged_by_recorded_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """gpt2 over DDP: the interval of reserved memory is 1.05 to 1.2 times what is allocated."""
     pin_records(monkeypatch)
-    result = size(memcalc.load("gpt2", "data_parallel=8", "b=8", gpu="h100-80gb"))
+    result = size(memcalc.load("gpt2", "data_parallel=8", "optimizer=adam-4bit", "b=8", gpu="h100-80gb"))
     allocated, outside = result.ledger.peak_bytes, result.headline.outside
     around = outside.device_context + outside.communication_library
 
