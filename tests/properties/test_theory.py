@@ -247,15 +247,21 @@ def test_the_casts_of_autocast_are_those_of_one_micro_batch(config: Config, m: i
 @examples(40)
 @given(configs(tensor=False, pipeline=False), st.integers(2, 5))
 def test_ddp_holds_a_second_copy_of_the_gradients_in_buckets(config: Config, ranks: int) -> None:
-    """Buckets as large as autograd's gradients, from construction on; mixed-18's main gradients are their own bucket."""
+    """Buckets as large as autograd's gradients, from construction on.
+
+    Of mixed-18, which frees gradients at once, the end of backward has them again: DDP allocates what it has reduced.
+    """
     config["parallelism"] |= {"engine": "ddp", "zero_stage": 0}
     one, many = (estimate(config, f"data_parallel={n}") for n in (1, ranks))
     spec = one.spec
     item = 4 if spec.training.dtype == "fp32" else WEIGHT_BYTES.get(spec.training.recipe, 2)
     (stage,) = stages_of(spec)
     elements = sum(row.count * row.elements for row in stage_parameters(spec, stage))
-    buckets = {} if spec.training.recipe == "mixed-18" else {Component.COMMUNICATION_BUFFERS: item * elements}
+    buckets = {Component.COMMUNICATION_BUFFERS: item * elements}
 
     assert changes_of(one, many, "model") == {}
     for phase in one.ledger.phases[1:]:
-        assert changes_of(one, many, phase) == buckets
+        if spec.training.recipe == "mixed-18" and phase.startswith("backward"):
+            assert sum(changes_of(one, many, phase).values()) >= item * elements
+        else:
+            assert changes_of(one, many, phase) == buckets
