@@ -262,6 +262,6 @@ def test_ddp_holds_a_second_copy_of_the_gradients_in_buckets(config: Config, ran
     assert changes_of(one, many, "model") == {}
     for phase in one.ledger.phases[1:]:
         if spec.training.recipe == "mixed-18" and phase.startswith("backward"):
-            assert sum(changes_of(one, many, phase).values()) >= item * elements
+            assert item * elements <= sum(changes_of(one, many, phase).values()) <= 2 * item * elements
         else:
             assert changes_of(one, many, phase) == buckets
