@@ -17,7 +17,7 @@ from memcalc.layout.local_parameters import LocalParameter, LocalParameters
 from memcalc.ledger.component import Component
 from memcalc.sharding.engine import EMBEDDING, ROOT, TAIL, Engine, Gradient
 from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
-from memcalc.states.pipelining import gathered_bytes, gathered_dtype, shard_elements
+from memcalc.states.gathered_parameters import gathered_bytes, gathered_dtype, shard_elements
 from memcalc.states.state_options import StateOptions
 from memcalc.stream.requests import EngineTensor, Label, Requests
 from memcalc.workspaces.sharding import chunk_cat, split_copy

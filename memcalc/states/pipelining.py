@@ -16,6 +16,7 @@ from memcalc.ledger.component import Component
 from memcalc.ledger.row_drafts import RowDraft, from_phase, mask_of
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.spec import Spec
+from memcalc.states.gathered_parameters import gathered_bytes, gathered_dtype
 from memcalc.states.state_options import StateOptions, state_options
 
 BACKWARD = mask_of(*(f"backward_{step}" for step in (1, 2)))
@@ -130,29 +131,3 @@ def passed_on(spec: Spec) -> RowDraft:
     each = size * prod(shape)
     given = (each, rounded(each), PASSES, f"{size}·b·s{'/(c·t)' if ranks > 1 else ''}·d", "")
     return RowDraft(Component.COMMUNICATION_BUFFERS, "engine", "", shape, training.dtype, 1, *given)
-
-
-def gathered_dtype(parameter: LocalParameter, options: StateOptions) -> str:
-    """Return a parameter's all-gather dtype: uint8 for torchao's FP8 weights, else the policy's, else its own."""
-    if is_narrow(parameter, options):
-        return "uint8"
-    packed = parameter.dtype == "uint8"  # 4-bit weights, which no policy casts
-    return parameter.dtype if packed else options.fsdp.gathered or parameter.dtype or options.base
-
-
-def is_narrow(parameter: LocalParameter, options: StateOptions) -> bool:
-    """Return whether a weight is gathered in FP8 (torchao's fsdp_pre_all_gather)."""
-    if options.fsdp.float8_gather is None or parameter.tensor != "weight" or len(parameter.shape) != len(("out", "in")):
-        return False
-    return not parameter.module.startswith("embed") and options.fsdp.float8_gather.converts(parameter.module)
-
-
-def shard_elements(parameter: LocalParameter, options: StateOptions) -> int:
-    """Return the elements of a rank's shard: rows are rounded up, and padded on the last ranks."""
-    return prod(options.spread(2).shape(parameter))
-
-
-def gathered_bytes(parameter: LocalParameter, options: StateOptions) -> int:
-    """Return the bytes of a gathered parameter, with the padding of its shards."""
-    ranks = options.spread(2).over(parameter)
-    return shard_elements(parameter, options) * DTYPE_BYTES[gathered_dtype(parameter, options)] * ranks
