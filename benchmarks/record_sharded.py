@@ -279,7 +279,10 @@ def offloaded(spec: Any) -> dict[str, Any]:
 
 
 def deepspeed(spec: Any, phases: Phases) -> None:
-    """ZeRO with DeepSpeed's defaults, in 16 bits (recipe mixed-16) or fp32, and the optimizer handed over."""
+    """ZeRO with DeepSpeed's defaults, in 16 bits or fp32, and the optimizer handed over.
+
+    Gradients of 16-bit weights are summed in 16 bits (recipe mixed-16), or in fp32 (mixed-20).
+    """
     import deepspeed as ds
     import torch
     import torch._dynamo  # what it inspects, zero.Init replaces
@@ -292,7 +295,8 @@ def deepspeed(spec: Any, phases: Phases) -> None:
     config = {
         "train_micro_batch_size_per_gpu": spec.training.micro_batch_size,
         "gradient_accumulation_steps": spec.training.gradient_accumulation_steps,
-        **({spec.training.dtype: {"enabled": True}} if spec.training.recipe == "mixed-16" else {}),
+        **({spec.training.dtype: {"enabled": True}} if spec.training.recipe in {"mixed-16", "mixed-20"} else {}),
+        **({"data_types": {"grad_accum_dtype": "fp32"}} if spec.training.recipe == "mixed-20" else {}),
         "zero_optimization": {"stage": stage} | offloaded(spec),
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,  # DeepSpeed's own is compiled on the way

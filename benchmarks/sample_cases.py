@@ -239,6 +239,10 @@ ZERO_VARIANTS = (
 
 
 ZERO_FP32 = tuple(("dtype=fp32", stage, ranks) for stage in (1, 2) for ranks in (2, 8))
+ZERO_SUMS = (
+    *(("dtype=bf16", stage, ranks) for stage in (1, 2, 3) for ranks in (2, 8)),
+    *(("lora.rank=16", stage, 4) for stage in (1, 2, 3)),
+)
 
 MOST_HOST_BYTES = 6 * 2**30
 ZERO_OFFLOAD = (
@@ -378,6 +382,55 @@ def split_pipelines(lot: Lot, rounds: int) -> Iterator[str]:
                 break
 
 
+# Several ranks, and what a run on them can have beside.
+LAYOUTS = (
+    "engine=ddp data_parallel=8",
+    "engine=fsdp2 zero_stage=3 data_parallel=8",
+    "engine=fsdp2 zero_stage=2 data_parallel=2",
+    "engine=fsdp2 zero_stage=3 data_parallel=8 data_parallel_replicate=2",
+    "engine=fsdp2 zero_stage=3 data_parallel=4 tensor_parallel=2 sequence_parallel=true",
+    "engine=fsdp1 zero_stage=3 data_parallel=8",
+    "tensor_parallel=4",
+    "engine=deepspeed zero_stage=1 data_parallel=4",
+    "engine=deepspeed zero_stage=2 data_parallel=4",
+    "engine=deepspeed zero_stage=3 data_parallel=4",
+)
+RECIPES_DRAWN = ("mixed-20", "mixed-20", "mixed-18", "mixed-16", "pure", "amp", "fp32")
+BESIDE = (
+    "gradient_clipping=1",
+    "zero_grad=zero",
+    "ema=fp32",
+    "ema=weights",
+    "loss=chunked",
+    "loss=fused",
+    "loss=vocab-parallel",
+    "lora.rank=16",
+    "lora.rank=16 qlora.block_size=64",
+    "offload=all",
+    "offload_activations=pinned",
+    "gradient_sync=last",
+    "reentrant_checkpoints=true recompute=full",
+)
+
+
+def wide(lot: Lot, rounds: int) -> Iterator[str]:
+    """Each layout once a round, under any recipe and optimizer, with up to two other fields."""
+    for layout in LAYOUTS * rounds:
+        while True:
+            implementation = lot.choice(["plain", "huggingface"])
+            family = lot.choice([*FAMILIES] if implementation == "plain" else [*LATER, *LATEST, *IN_TRANSFORMERS])
+            preset = lot.choice(LATER.get(family) or LATEST.get(family) or FAMILIES[family])
+            words = sizes(lot, memcalc.load(preset).model) + settings(lot, RECIPES_DRAWN)
+            words += updated(lot, (*OPTIMIZERS_DRAWN, "adamw", "adam-8bit", "lion-8bit"))
+            beside = lot.sample(BESIDE, lot.choice([0, 1, 2]))
+            words = list(dict(word.split("=") for word in " ".join([*words, *beside]).split()).items())
+            words = [f"{name}={value}" for name, value in words]
+            words += [*layout.split(), f"implementation={implementation}"]
+            if can_be(preset, *words) and not unsupported_reason(memcalc.load(preset, *words)):
+                yield " ".join([preset, *words])
+                break
+
+
 def can_be(preset: str, *words: str, sizes: range = range(SMALLEST, LARGEST + 1)) -> bool:
     """Whether there are formulas and modules for it, and it fits on a GPU of 80 GB."""
     try:
@@ -410,8 +463,10 @@ DRAWS: dict[str, Callable[[Lot, int], Iterator[str]]] = {
     "zero": zero,
     "zero-variants": zero_variants,
     "zero-fp32": partial(zero_variants, variants=ZERO_FP32, recipe="fp32"),
+    "zero-sums": partial(zero_variants, variants=ZERO_SUMS, recipe="mixed-20"),
     "zero-offload": partial(zero_variants, variants=ZERO_OFFLOAD),
     "whole": whole,
+    "wide": wide,
     "pipelines": pipelines,
     "sharded-pipelines": sharded_pipelines,
     "split-pipelines": split_pipelines,

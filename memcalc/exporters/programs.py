@@ -101,6 +101,8 @@ def _deepspeed_block(spec: Spec) -> Block:
     }
     if training.dtype != "fp32":
         block[training.dtype] = {"enabled": True}
+        if training.recipe == "mixed-20" and parallelism.offload == "none":
+            block["data_types"] = {"grad_accum_dtype": "fp32"}
     if training.gradient_clipping is not None:
         block["gradient_clipping"] = training.gradient_clipping
     if training.optimizer in ("adamw", "adam", "sgd", "lion"):

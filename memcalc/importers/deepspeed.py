@@ -188,7 +188,7 @@ def _place_sums(draft: Draft) -> None:
     """Set where gradients of 16-bit weights are summed: in fp32, if data_types.grad_accum_dtype says so, or elsewhere.
 
     runtime/engine.py, _do_optimizer_sanity_check: BF16_Optimizer runs at stage 1 with fp32 sums, and without ZeRO in
-    the pipeline engine, with sums in bf16.
+    the pipeline engine, with sums in bf16. Stages 2 and 3 have fp32 sums of the rank's shards.
     """
     stage, half = draft.given("parallelism.zero_stage"), draft.given("training.dtype")
     offloads = draft.facts.get("offload") or draft.facts.get("cpu_offload")
@@ -198,7 +198,8 @@ def _place_sums(draft: Draft) -> None:
         draft.values["training.recipe"] = "mixed-20"
         draft.values["parallelism.zero_stage"] = 1
         draft.default("training.gradient_dtype", "bf16")
-        draft.default("parallelism.zero_optimization.bf16_optimizer", True)
+    elif in_fp32 and stage in (2, 3) and not offloads:
+        draft.values["training.recipe"] = "mixed-20"
     elif in_fp32:
         what = "gradients of 16-bit weights summed in fp32"
         draft.limit(what, "they are summed in the weights' dtype", holds_memory=True)

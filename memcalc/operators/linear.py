@@ -203,7 +203,6 @@ class Linear(Base):
                 casts.append(self.cast_weight(module, name, shape, gradients.get(name)))
         x = self.autocast_input(x, module)  # cast here if there was no bias
         y = self.tape.new(f"{module} output", out, dtype, "aten::baddbmm" if bias else "aten::bmm")
-        keeps = trains or (x.grad and self.adapters is not None and self.adapters.saves_inputs)
         seen = Tensor(casts[0].storage if casts else -1, weight, dtype)
         inputs = (x, *casts) if bias else (*casts, x)  # order of batch1, batch2, self; or of mat2 before self
         node = Node(
@@ -211,7 +210,7 @@ class Linear(Base):
             inputs,
             (y,),
             # as in `linear`
-            (*((x.storage,) if keeps else ()), *(cast.storage for cast in casts[:1] if x.grad)),
+            (*((x.storage,) if trains else ()), *(cast.storage for cast in casts[:1] if x.grad)),
             # torch.matmul views the matrices of bmm
             (NEW,) * len(inputs) if bias else (*(NEW for _ in casts), VIEW),
             backward=BackwardMemory(

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memcalc.layout.local_parameters import LocalParameter
+from memcalc.layout.local_parameters import LocalParameter, LocalParameters
 from memcalc.ledger.component import Component
 from memcalc.sharding.engine import ROOT, Engine, Gradient
 from memcalc.sharding.parameter_groups import parameter_groups
 from memcalc.sharding.zero0 import filled
+from memcalc.sharding.zero12 import FLOAT, flat_group, flat_tensor
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.states.state_options import StateOptions
 from memcalc.stream.requests import EngineTensor, Requests
+from memcalc.workspaces.reductions import ReductionShape, reduction
 
 COMMUNICATED = DTYPE_BYTES["bf16"]  # runtime/engine.py, communication_data_type
 
@@ -30,13 +32,20 @@ class BF16Optimizer(Engine):
         options: state options of the run.
     """
 
+    frees_gradients = True
+
     def __init__(self, requests: Requests, ordered: Sequence[LocalParameter], options: StateOptions) -> None:
         super().__init__(requests)
+        self.options = options
         trained = [each for each in ordered if each.trains]
+        self.width = DTYPE_BYTES[options.compute]
         self.summed = DTYPE_BYTES[options.gradients or "fp32"]
-        self.largest = max((each.elements for each in trained), default=0)
-        members = parameter_groups(trained, range(len(trained)), options.zero)
-        self.groups = [sum(trained[position].elements for position in each) for each in members]
+        self.members = parameter_groups(trained, range(len(trained)), options.zero)
+        self.elements = [trained[position].elements for each in self.members for position in each]
+        ranks = options.data_parallel
+        self.groups = [flat_group((trained[position] for position in each), ranks) for each in self.members]
+        self.stepping: list[int] = []  # storages of gradients that the step frees
+        self.has_norm = False
         buffers, source = Component.COMMUNICATION_BUFFERS, "DeepSpeed 0.19 runtime/"
         self.reduced = EngineTensor(
             buffers, "gradients, all-reduced", "bf16", "P", f"{source}engine.py: allreduce_bucket"
@@ -44,10 +53,35 @@ class BF16Optimizer(Engine):
         name, source = "gradient of the largest parameter, cast", f"{source}bf16_optimizer.py: _update_hp_grad"
         self.cast = EngineTensor(Component.TEMPORARIES, name, options.gradients or "fp32", "P_matrix", source)
 
+    def wrap(self, weights: Sequence[int]) -> None:
+        """Flatten the parameters; create the master weights and the sums. Source: _setup_for_real_optimizer."""
+        take, drop = self.requests.take, self.requests.drop
+        for group, positions in zip(self.groups, self.members, strict=True):
+            whole = group.share * self.options.data_parallel
+            padding = [take(group.padding * self.width)] if group.padding else []
+            if len(positions) + len(padding) > 1:  # flattening does not copy a single tensor
+                take(whole * self.width, 0, Component.WEIGHTS)
+                drop((*padding, *(weights[position] for position in positions)))
+            clone = take(group.share * self.width, 0, Component.MASTER_WEIGHTS)
+            take(group.share * FLOAT, 0, Component.MASTER_WEIGHTS)
+            drop((clone,))
+            take(whole * self.summed, 0, Component.GRADIENTS)
+
+    def updated(
+        self, groups: Sequence[tuple[LocalParameters, StateOptions]]
+    ) -> Sequence[tuple[LocalParameters, StateOptions]]:
+        """Return the rank's partition of each flat tensor, as one parameter."""
+        return [
+            (flat_tensor(group.share), options._replace(zero_stage=0, data_parallel=1).without_clipping())
+            for _, options in groups
+            for group in self.groups
+        ]
+
     def after_backward(self, unit: int, gradients: Sequence[Gradient]) -> list[int]:
         """Cast each gradient to add it to its sum when backward has ended. Source: _update_hp_grad."""
         if unit == ROOT and self.summed != COMMUNICATED:
-            self.requests.drop((self.requests.take(self.summed * self.largest, 0, self.cast),))
+            for elements in self.elements:
+                self.requests.drop((self.requests.take(self.summed * elements, 0, self.cast),))
         return super().after_backward(unit, gradients)
 
     def after_last_backward(self, gradients: list[int]) -> list[int]:
@@ -56,8 +90,40 @@ class BF16Optimizer(Engine):
         Source: runtime/engine.py, _bf16_reduce_grads, allreduce_no_retain.
         """
         take, drop = self.requests.take, self.requests.drop
-        for sizes in filled(self.groups):
+        for sizes in filled([group.share * self.options.data_parallel for group in self.groups]):
             copied = [take(self.summed * sum(sizes), 0, self.reduced)] if len(sizes) > 1 else []
             cast = [take(COMMUNICATED * sum(sizes), 0, self.reduced)] if self.summed != COMMUNICATED else []
             drop((*cast, *copied))
         return gradients
+
+    def before_step(self, gradients: list[int]) -> None:
+        """Compute the norm of all gradients, of which the first step's is replaced by later ones of the same size.
+
+        Source: runtime/utils.py, get_global_norm_of_tensors.
+        """
+        take, drop = self.requests.take, self.requests.drop
+        norms: list[int] = []
+        for elements in self.elements:
+            wide = [take(elements * FLOAT, 0, Component.TEMPORARIES)] if self.summed < FLOAT else []
+            norms.append(take(FLOAT, 0, Component.TEMPORARIES))
+            what = ReductionShape(1, elements, contiguous=True, inner=1)
+            drop((self.requests.play(reduction(what, self.options.card), Component.TEMPORARIES), *wide))
+        stacked = take(len(norms) * FLOAT, 0, Component.TEMPORARIES)
+        powers = take(len(norms) * FLOAT, 0, Component.TEMPORARIES)
+        drop((stacked,))
+        if not self.has_norm:
+            take(FLOAT)
+            self.has_norm = True
+        drop((powers, *norms))
+        self.stepping = gradients
+
+    def before_update(self, number: int) -> None:
+        """Cast a partition's sums to fp32, unless they are. Source: step, which casts all of them first."""
+        if number == 0 and self.summed < FLOAT:
+            sizes = (group.share * FLOAT for group in self.groups)
+            self.stepping += [self.requests.take(size, 0, Component.GRADIENTS) for size in sizes]
+
+    def after_step(self) -> None:
+        """Free the gradients. Source: runtime/engine.py, _take_model_step."""
+        self.requests.drop(self.stepping)
+        self.stepping = []

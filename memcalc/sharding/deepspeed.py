@@ -13,6 +13,7 @@ from memcalc.layout.stages import layer_modules, stages_of
 from memcalc.sharding.bf16_optimizer import BF16Optimizer
 from memcalc.sharding.engine import ROOT, Engine
 from memcalc.sharding.zero0 import engine_without_zero
+from memcalc.sharding.zero2_sums import ZeRO2Sums
 from memcalc.sharding.zero3 import HookedModules, ZeRO3
 from memcalc.sharding.zero3_modules import ModuleCalls, ModuleTree, reference_modules, transformers_modules
 from memcalc.sharding.zero3_offload import ZeRO3Offload
@@ -46,6 +47,9 @@ KEEPS_RECOMPUTED = "0.19.3"
 # the first one that clones gradients larger than the bucket if states are offloaded (runtime/zero/stage_1_and_2.py,
 # reduce_independent_p_g_buckets_and_remove_grads).
 REDUCES_OVERFLOW, CLONES_LARGE_GRADIENTS = "0.19.6", "0.19.8"
+# The first release in which stage 2 has fp32 sums of the gradients of its partition alone (stage_1_and_2.py,
+# _build_compact_grad_partition_buffer). Before, it kept them in 16 bits, whatever grad_accum_dtype was.
+SUMS_SHARDS = "0.19.8"
 PACKED = "uint8"  # the dtype of packed 4-bit weights, which no cast changes
 LORA_CALLS_MODEL = "0.21"  # of PEFT
 
@@ -90,6 +94,8 @@ def _engine(
     if options.sums_apart:
         return BF16Optimizer(requests, ordered, options)
     if options.zero_stage < 3:
+        if options.sums_shards:
+            return ZeRO2Sums(requests, ordered, options, rank)
         if not options.host.offloads:
             return ZeRO12(requests, ordered, options, rank)
         return ZeRO12Offload(requests, ordered, options, rank, reduces_overflow=reduces, clones_large=clones)
@@ -186,6 +192,9 @@ def lacks(spec: Spec, plan: Segment) -> Iterator[str]:
         "ZeRO stage 3 and 4-bit weights": whole and training.finetune == "qlora",
         "DeepSpeed and weights of several dtypes": len(_weight_dtypes(spec, trained=whole)) > 1,
         "DeepSpeed before 0.19": _is_older(spec, "0.19"),
+        f"ZeRO stage 2 of DeepSpeed before {SUMS_SHARDS} and fp32 sums of gradients": options.sums_shards
+        and not whole
+        and _is_older(spec, SUMS_SHARDS),
         "ZeRO stage 3 and nested recomputation": whole and nested,
         # Several forwards of the model in one micro-batch: the order of modules is another one.
         "ZeRO stage 3 and scores of completions": whole and training.framework == "grpo",
@@ -204,7 +213,9 @@ def _is_recipe_known(spec: Spec) -> bool:
     if spec.training.recipe == "fp32":
         zero = spec.parallelism.zero_optimization
         return spec.parallelism.zero_stage < 3 or zero.copies_fp32_weights
-    return spec.training.recipe == "mixed-16" and spec.training.dtype in ("bf16", "fp16")
+    options = state_options(spec)
+    is_summed = options.sums_apart or options.sums_shards
+    return (spec.training.recipe == "mixed-16" or is_summed) and spec.training.dtype in ("bf16", "fp16")
 
 
 def _weight_dtypes(spec: Spec, *, trained: bool) -> set[str]:

@@ -36,6 +36,8 @@ class ReductionLabels(NamedTuple):
     own: EngineTensor
     main: EngineTensor
     whole: EngineTensor
+    cast: EngineTensor
+    sums: EngineTensor
 
 
 def reduction_labels(options: StateOptions) -> ReductionLabels:
@@ -55,6 +57,12 @@ def reduction_labels(options: StateOptions) -> ReductionLabels:
             dtype="fp32"
         ),
         label("gradients that are not reduced yet", "P", "process_gradients", gradients),
+        label("reduced gradients, cast", "P_bucket/N", "gradient_accumulation_dtype", Component.TEMPORARIES)._replace(
+            dtype="fp32"
+        ),
+        label("sums of the rank's partition", "P/N", "_build_compact_grad_partition_buffer", gradients)._replace(
+            dtype="fp32"
+        ),
     )
 
 

@@ -105,6 +105,7 @@ class ZeRO3(Engine):
         self.ordered = ordered
         self.ranks = options.data_parallel
         self.dtype_bytes = DTYPE_BYTES[options.compute]  # of gradients and their bucket
+        self.summed = FLOAT if options.sums_shards else self.dtype_bytes
         self.dtypes = [parameter.dtype or options.compute for parameter in ordered]
         self.elements = [parameter.elements for parameter in ordered]
         self.shares = [-(-elements // self.ranks) for elements in self.elements]
@@ -183,7 +184,7 @@ class ZeRO3(Engine):
         drop((converted,))
         drop((take(max(groups) * FLOAT, 0, Component.GRADIENTS),))
         take(self.choice.zero.reduce_bucket_size * self.dtype_bytes)
-        take(sum(groups) * self.dtype_bytes, 0, Component.GRADIENTS)
+        take(sum(groups) * self.summed, 0, Component.GRADIENTS)
         for number in self.trained:  # create_reduce_and_remove_grad_hooks
             drop((take(self._whole_bytes(number)),))
 
@@ -567,8 +568,13 @@ class ZeRO3(Engine):
             size = sum(self.shares[number] for number in numbers) * self.ranks * self.dtype_bytes
             flat = [self.requests.take(size, self.reduce, self.labels.flattened)]
             self.requests.drop(padding)
+        cast: list[int] = []
+        if self.summed != self.dtype_bytes:
+            sizes = (self.shares[number] * self.summed for number in numbers)
+            cast = [self.requests.take(size, self.reduce, self.labels.cast) for size in sizes]
+            self.requests.drop(flat)
         self._keep(numbers)
-        self.requests.drop(flat)
+        self.requests.drop(cast or flat)
         self.requests.drop(each.storage for each in self.bucket if each.storage is not None)
         self.bucket, self.inside = [], 0
 
@@ -602,9 +608,11 @@ class ZeRO3(Engine):
     def before_update(self, number: int) -> None:
         """Copy a sub-group's gradients to fp32. Source: _prepare_fp32_grad_for_sub_group."""
         elements = self._sub_groups()[number]
-        flat = self.requests.take(elements * self.dtype_bytes, 0, Component.TEMPORARIES)
+        flat: list[int] = []
+        if self.summed < FLOAT:
+            flat = [self.requests.take(elements * self.summed, 0, Component.TEMPORARIES)]
         self.wide = [self.requests.take(elements * FLOAT, 0, Component.GRADIENTS)]
-        self.requests.drop((flat,))
+        self.requests.drop(flat)
 
     def after_update(self, number: int) -> None:
         """Free a sub-group's fp32 gradients. Source: _release_sub_group."""

@@ -99,7 +99,7 @@ def _built_of_model(spec: Spec, stage: Stage, options: StateOptions) -> Iterator
         weights = _upcast_and_back(spec, weights)
     if _casts_weights(spec):
         weights = (_cast_from_fp32(built, options) for built in weights)
-    copies_itself = options.partitions_gradients or options.is_deepspeed_without_zero  # DeepSpeed's engine
+    copies_itself = options.engine == "deepspeed"
     yield from _of_deepspeed(weights, options) if copies_itself else weights
     yield from _adapters(spec, [held for held in ordered if held.adapts], copies, options)
     if upcasts:  # axolotl 0.19 loaders/model.py, _apply_post_lora_load_setup

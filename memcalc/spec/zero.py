@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
 from memcalc.spec.model import ConfigBlock, Count, Size
+
+if TYPE_CHECKING:
+    from memcalc.spec.spec import Spec
 
 AutomaticSize = Literal["prefetch_bucket_size", "param_persistence_threshold"]
 
@@ -43,8 +46,8 @@ class ZeroSpec(ConfigBlock):
     )
     bf16_optimizer: bool = Field(
         False,
-        description="stage 1: whether BF16_Optimizer updates bf16 weights: each rank sums all gradients in a second "
-        "copy of them (gradient_dtype; default: fp32)",
+        description="stage 1: true asserts that BF16_Optimizer updates bf16 weights, as it does with recipe mixed-20: "
+        "each rank sums all gradients in a second copy of them (gradient_dtype; default: fp32)",
     )
     own_adam: bool = Field(
         False, description="stage 0: whether 16-bit weights are updated by DeepSpeed's own Adam, which flattens them"
@@ -65,3 +68,24 @@ class ZeroSpec(ConfigBlock):
 
 
 DEFAULT = ZeroSpec()
+
+
+def bf16_optimizer_fields(spec: Spec) -> dict[tuple[str, str], tuple[object, object]]:
+    """Return the fields that decide whether DeepSpeed runs its BF16_Optimizer: the value of each, and the one it needs.
+
+    It does with bf16 weights at stage 1 whose gradients are summed in fp32 (DeepSpeed 0.19 runtime/engine.py,
+    _do_optimizer_sanity_check), and in the pipeline engine without ZeRO, which has the states of stage 1.
+    """
+    training, parallelism = spec.training, spec.parallelism
+    return {
+        ("parallelism", "engine"): (parallelism.engine, "deepspeed"),
+        ("parallelism", "zero_stage"): (parallelism.zero_stage, 1),
+        ("parallelism", "offload"): (parallelism.offload, "none"),
+        ("training", "dtype"): (training.dtype, "bf16"),
+        ("training", "recipe"): (training.recipe, "mixed-20"),
+    }
+
+
+def runs_bf16_optimizer(spec: Spec) -> bool:
+    """Return whether DeepSpeed runs its BF16_Optimizer."""
+    return all(value == needed for value, needed in bf16_optimizer_fields(spec).values())

@@ -110,7 +110,7 @@ def _stages_1_and_2(parameters: LocalParameters, options: StateOptions) -> Itera
     if options.host.offloads:
         passage = gradient_passage(parameters, options, "temp_grad_buffer_for_gpu_offload")
         yield passage._replace(block=rounded(passage.each))
-    elif options.step.accumulates and not options.reduces_after_backward:
+    elif options.step.accumulates and not (options.reduces_after_backward or options.sums_shards):
         yield _wholes(parameters, options)
 
 

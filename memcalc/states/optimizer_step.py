@@ -104,6 +104,9 @@ def _before_update(parameters: LocalParameters, options: StateOptions, temporari
     Its fp32 gradients are cast from flattened 16-bit ones, which are freed when the update begins (DeepSpeed 0.19
     runtime/zero/stage_1_and_2.py, step; stage3.py, _prepare_fp32_grad_for_sub_group).
     """
+    if options.sums_shards:
+        yield from _before_fp32_update(parameters, options, temporaries)
+        return
     part = sub_group_of(parameters, options)
     share = _share_of(parameters, options) if part is None else part.elements
     candidates = [(DTYPE_BYTES[options.compute] * share, "flattened gradients", "2·P/N")]
@@ -120,6 +123,14 @@ def _before_update(parameters: LocalParameters, options: StateOptions, temporari
     if beyond > 0:
         file = "stage3.py" if options.zero_stage == 3 else "stage_1_and_2.py"
         yield _beyond_update(name, beyond, formula, f"DeepSpeed 0.19 runtime/zero/{file}: step")
+
+
+def _before_fp32_update(parameters: LocalParameters, options: StateOptions, temporaries: int) -> Iterator[RowDraft]:
+    """Yield the norm of a gradient at stage 2, beyond the update's temporaries, if positive; gradients are fp32."""
+    beyond = FP64 * first_rank_slice(parameters, options.data_parallel).piece - temporaries
+    if options.zero_stage == 2 and beyond > 0:
+        citation = "DeepSpeed 0.19.8 runtime/zero/stage_1_and_2.py: get_grad_norm_direct"
+        yield _beyond_update("norm of a gradient in fp64", beyond, "8·P_piece", citation)
 
 
 def _norm_bytes(parameters: LocalParameters, options: StateOptions, share: int) -> int:

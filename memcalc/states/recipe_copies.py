@@ -37,6 +37,10 @@ def kept_copies(options: StateOptions, *, trains: bool) -> Iterator[ParameterCop
         yield ParameterCopy(
             Component.MASTER_WEIGHTS, " master", recipe.master or "fp32", 1, phases, citation, role=role
         )
+    if options.sums_shards:
+        yield from _sums_of_shards(options)
+        yield from average(options.step.ema, options.base, weights_from)
+        return
     # DeepSpeed's stage 1 reduces and frees them after backward; its BF16_Optimizer keeps all of them
     gradients_from = NEVER if options.sums_apart else 1 if options.engine == "deepspeed" else 2
     if not options.step.updates_in_backward:  # then they are events of backward
@@ -77,6 +81,21 @@ def _sums_apart(options: StateOptions) -> Iterator[ParameterCopy]:
     if dtype != "fp32":
         citation = "DeepSpeed 0.19 runtime/bf16_optimizer.py: step"
         mask, name = mask_of("optimizer_step_1", "optimizer_step_2"), " gradient in fp32"
+        yield ParameterCopy(Component.GRADIENTS, name, "fp32", 1, mask, citation, role=role)
+
+
+def _sums_of_shards(options: StateOptions) -> Iterator[ParameterCopy]:
+    """Yield the fp32 sums of a rank's shards of all gradients, and the flat copy of them that stage 3 updates with.
+
+    DeepSpeed 0.19.8 runtime/zero/stage_1_and_2.py, _build_compact_grad_partition_buffer: the update reads them.
+    stage3.py, _prepare_fp32_grad_for_sub_group: the update reads a copy.
+    """
+    name, role = " gradient, summed", Role.MASTER_GRADIENTS
+    citation, mask = "DeepSpeed 0.19.8 runtime/zero/: gradient_accumulation_dtype", _gradient_mask(options)
+    yield ParameterCopy(Component.GRADIENTS, name, "fp32", 2, mask, citation, gradient_shaped=True, role=role)
+    if options.zero_stage == 3:
+        name, citation = " gradient in fp32", "DeepSpeed 0.19 runtime/zero/stage3.py: _prepare_fp32_grad_for_sub_group"
+        mask = mask_of("optimizer_step_1", "optimizer_step_2")
         yield ParameterCopy(Component.GRADIENTS, name, "fp32", 1, mask, citation, role=role)
 
 

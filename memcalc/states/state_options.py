@@ -21,7 +21,7 @@ from memcalc.spec.hardware.kernels import multiprocessors
 from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
 from memcalc.spec.spec import Spec
 from memcalc.spec.training import TOKENWISE
-from memcalc.spec.zero import ZeroSpec
+from memcalc.spec.zero import ZeroSpec, runs_bf16_optimizer
 from memcalc.states.optimizers.update_rule import UpdateRule, update_of
 from memcalc.states.parameter_copies import ShardCounts
 from memcalc.states.transformer_engine import in_8_bits
@@ -130,7 +130,7 @@ class StateOptions(NamedTuple):
 
         Its stages do so on one rank, too, where the shard is the whole gradient.
         """
-        return self.flattens_weights and not self.zero.bf16_optimizer
+        return self.flattens_weights and not self.sums_apart
 
     @property
     def flattens_weights(self) -> bool:
@@ -140,7 +140,13 @@ class StateOptions(NamedTuple):
     @property
     def sums_apart(self) -> bool:
         """Whether DeepSpeed's BF16_Optimizer sums all gradients in a flat tensor, in addition to autograd's."""
-        return self.flattens_weights and self.zero.bf16_optimizer
+        return self.zero.bf16_optimizer
+
+    @property
+    def sums_shards(self) -> bool:
+        """Whether DeepSpeed's stages 2 and 3 sum the shards of 16-bit gradients in fp32 (grad_accum_dtype)."""
+        is_summed = self.partitions_gradients and RECIPES[self.recipe].main_gradients_live == "backward"
+        return is_summed and self.zero_stage > 1 and not self.host.offloads
 
     @property
     def shards_weights(self) -> bool:
@@ -169,7 +175,7 @@ class StateOptions(NamedTuple):
     @property
     def frees_gradients_in_step(self) -> bool:
         """Whether no gradient stays until the next zero_grad: DeepSpeed frees them at the end of its step."""
-        return self.partitions_gradients or self.is_deepspeed_without_zero
+        return self.engine == "deepspeed"
 
     @property
     def reduces_after_backward(self) -> bool:
@@ -182,8 +188,8 @@ class StateOptions(NamedTuple):
 
         The update needs their fp32 copy only. Source: runtime/zero/stage_1_and_2.py, step (averaged_gradients).
         """
-        one_group = not self.zero.separate_no_decay
-        return self.partitions_gradients and self.zero_stage < 3 and one_group and self.compute != "fp32"
+        one_group, cast = not self.zero.separate_no_decay, self.compute != "fp32" and not self.sums_shards
+        return self.partitions_gradients and self.zero_stage < 3 and one_group and cast
 
     @property
     def has_two_buckets(self) -> bool:
@@ -245,12 +251,14 @@ def state_options(spec: Spec) -> StateOptions:
 
 
 def _zero_options(spec: Spec) -> ZeroSpec:
-    """Return the sizes of DeepSpeed's buffers; with pipelines reductions never overlap with backward.
+    """Return DeepSpeed's options as they take effect; with pipelines reductions never overlap with backward.
 
     Source: DeepSpeed 0.19 runtime/engine.py, _configure_zero_optimizer.
     """
-    zero = spec.parallelism.zero_optimization
-    return zero.model_copy(update={"overlap_comm": False}) if spec.parallelism.has_pipeline_engine else zero
+    zero, update = spec.parallelism.zero_optimization, {"bf16_optimizer": runs_bf16_optimizer(spec)}
+    if spec.parallelism.has_pipeline_engine:
+        update["overlap_comm"] = False
+    return zero.model_copy(update=update)
 
 
 def _step_options(spec: Spec) -> TrainingStepOptions:

@@ -36,6 +36,7 @@ RUNS: dict[str, tuple[Any, tuple[str, ...]]] = {
     ),
     "FSDP2 and contexts": ("llama-3-8b", ("zero_stage=3", "data_parallel=2", "context_parallel=4", "s=8192")),
     "ZeRO 2": ("qwen2.5-7b", ("engine=deepspeed", "zero_stage=2", "data_parallel=8", "offload=optimizer")),
+    "ZeRO 2 with fp32 sums": ("qwen2.5-7b", ("engine=deepspeed", "zero_stage=2", "data_parallel=8")),
     "ZeRO 3": ("qwen2.5-7b", ("zero_stage=3", "engine=deepspeed", "data_parallel=8", "offload=all", "max_grad_norm=1")),
     "LoRA": ("mistral-7b", ("lora_r=16", "finetune=lora", "b=4", "recipe=amp", "implementation=huggingface")),
     "QLoRA": ("llama-3-8b", ("finetune=qlora", "lora.rank=8", "optimizer=adam-8bit", "optimizer_options.paged=true")),

@@ -7,6 +7,7 @@ import pytest
 from memcalc.importers.loading import load
 from memcalc.layout.stages import stages_of
 from memcalc.spec.spec import Spec
+from memcalc.spec.zero import runs_bf16_optimizer
 
 GPT = "--num-layers 6 --hidden-size 512 --num-attention-heads 8 --pad-vocab-size-to 1024 --seq-length 256"
 GPT += " --max-position-embeddings 256 --micro-batch-size 2 --global-batch-size 32"
@@ -34,7 +35,7 @@ def test_bloom(tmp_path: Path) -> None:
     assert (spec.model.position_embedding, spec.model.embedding_norm, training.dropout) == ("alibi", True, 0.1)
     assert (training.recipe, training.dtype) == ("mixed-20", "bf16")
     assert (parallelism.engine, parallelism.zero_stage, parallelism.data_parallel) == ("deepspeed", 1, 2)
-    assert parallelism.zero_optimization.bf16_optimizer
+    assert runs_bf16_optimizer(spec)
     assert [stage.layers for stage in stages_of(spec)] == [1, 2, 2, 1]
     assert holding(spec) == set()
 

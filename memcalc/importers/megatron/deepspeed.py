@@ -64,7 +64,6 @@ def _place_optimizer(draft: Draft, *, pipelined: bool) -> None:
         draft.notes.append("the DeepSpeed config is not in the script: the defaults of its other fields are counted")
     if dtype == "bf16" and stage < 2 and pipelined:
         draft.default("training.recipe", "mixed-20")
-        draft.default("parallelism.zero_optimization.bf16_optimizer", True)
         stage = 1
     else:
         draft.default("training.recipe", "fp32" if dtype in (None, "fp32") else "mixed-16")

@@ -8,6 +8,7 @@ from memcalc.spec.optimizers import IN_BACKWARD, OPTIMIZERS, OptimizerOptions, m
 from memcalc.spec.recipes import RECIPES
 from memcalc.spec.rule_sets.violations import Violation, setting, shown
 from memcalc.spec.spec import Spec
+from memcalc.spec.zero import runs_bf16_optimizer
 
 # The options of a configuration that sets none.
 SILENT = OptimizerOptions()
@@ -138,7 +139,7 @@ def _gradients(spec: Spec) -> Iterator[Violation]:
     recipe = RECIPES[training.recipe]
     own = recipe.main_gradients or recipe.gradients or "fp32"
     own = training.dtype if own == "compute" else own
-    chosen = recipe.main_gradients_live == "always" or spec.parallelism.zero_optimization.bf16_optimizer
+    chosen = recipe.main_gradients_live == "always" or runs_bf16_optimizer(spec)
     free = chosen and training.gradient_dtype == training.dtype
     if training.gradient_dtype != own and not free:
         known = f"{own} or {training.dtype}" if chosen else own

@@ -10,6 +10,7 @@ from memcalc.spec.recipes import RECIPES
 from memcalc.spec.rule_sets.violations import Violation, divisors, only, setting, shown
 from memcalc.spec.spec import Spec
 from memcalc.spec.yaml_source import Path
+from memcalc.spec.zero import bf16_optimizer_fields
 
 
 def megatron(spec: Spec) -> Iterator[Violation]:
@@ -265,17 +266,10 @@ def one_dtype(spec: Spec) -> Iterator[Violation]:
 
 
 def bf16_optimizer(spec: Spec) -> Iterator[Violation]:
-    """Yield violations: DeepSpeed's BF16_Optimizer shards the states of bf16 weights."""
+    """Yield violations: DeepSpeed's BF16_Optimizer shards the states of bf16 weights, if their sums are fp32."""
     if not spec.parallelism.zero_optimization.bf16_optimizer:
         return
-    training = spec.training
-    fields: dict[Path, tuple[object, object]] = {
-        ("parallelism", "zero_stage"): (spec.parallelism.zero_stage, 1),
-        ("parallelism", "offload"): (spec.parallelism.offload, "none"),
-        ("training", "dtype"): (training.dtype, "bf16"),
-        ("training", "recipe"): (training.recipe, "mixed-20"),
-    }
-    for key, (value, known) in fields.items():
+    for key, (value, known) in bf16_optimizer_fields(spec).items():
         if value != known:
             yield Violation(
                 key,

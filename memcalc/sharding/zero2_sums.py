@@ -1,0 +1,104 @@
+"""ZeRO stage 2 with gradients that are summed in fp32 (DeepSpeed 0.19.8 runtime/zero/stage_1_and_2.py), one rank.
+
+Gradients are reduced in 16 bits. The rank's slices of them are added to an fp32 tensor of its partition, which the
+first of them allocates, and which the step reads and frees (data_types.grad_accum_dtype).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from memcalc.layout.local_parameters import LocalParameter
+from memcalc.sharding.zero12 import FLOAT, ZeRO12
+from memcalc.states.state_options import StateOptions
+from memcalc.stream.requests import Requests
+
+
+class ReducedSlice(NamedTuple):
+    """Consecutive elements of the bucket that one rank keeps; of this rank, those of one parameter."""
+
+    rank: int
+    group: int
+    elements: int
+    is_own: bool
+
+
+class ZeRO2Sums(ZeRO12):
+    """One rank; arguments as for `ZeRO12`."""
+
+    def __init__(
+        self, requests: Requests, ordered: Sequence[LocalParameter], options: StateOptions, rank: int | None = None
+    ) -> None:
+        super().__init__(requests, ordered, options, rank)
+        self.summed: list[int] = []  # groups that have sums, in the order of their storages
+        self.sums: list[int] = []  # these storages
+
+    def _reduce(self) -> None:
+        """Reduce the bucket, and add the rank's slices to the sums.
+
+        Source: average_tensor, allreduce_and_copy_with_multiple_ranks, _add_to_grad_partition_buffer.
+        """
+        take, drop = self.requests.take, self.requests.drop
+        slices = [*self._slices()]
+        for each in slices:
+            if each.is_own and not self.have_gradients and each.group not in self.summed:
+                self.summed.append(each.group)
+                self.sums.append(take(self.groups[each.group].share * FLOAT, self.stream, self.labels.sums))
+        for together in reduced_together(slices, self.bucket_size):
+            flat: list[int] = []
+            if len(together) > 1:  # flattening does not copy a single tensor
+                size = sum(each.elements for each in together) * self.dtype_bytes
+                flat = [take(size, self.stream, self.labels.flattened)]
+            for each in together:
+                if each.is_own:
+                    drop((take(each.elements * FLOAT, self.stream, self.labels.cast),))
+            drop(flat)
+        drop(each.storage for each in self.waiting if each.storage is not None)
+        self.waiting, self.inside = [], 0
+
+    def _slices(self) -> Iterator[ReducedSlice]:
+        """Yield the slices of the bucket; those of another rank that follow each other are merged."""
+        merged: ReducedSlice | None = None
+        for each in self.waiting:
+            group = self.groups[each.group]
+            begin, end = each.begin, each.begin + each.elements
+            while begin < end:
+                rank = begin // group.share
+                stop = min(end, (rank + 1) * group.share)
+                found = ReducedSlice(rank, each.group, stop - begin, begin in group.partition)
+                if merged is not None and merged.rank == rank and not found.is_own:
+                    merged = merged._replace(elements=merged.elements + found.elements)
+                else:
+                    if merged is not None:
+                        yield merged
+                    merged = found
+                begin = stop
+        if merged is not None:
+            yield merged
+
+    def _own_gradients(self) -> list[int]:
+        """Return the sums if this micro-batch has allocated them."""
+        return [] if self.have_gradients else self.sums
+
+    def before_update(self, number: int) -> None:
+        """Nothing is copied: the update reads the sums."""
+
+    def after_update(self, number: int) -> None:
+        """Free the sums of a group. It has none if the rank's partition is padding alone."""
+        if number in self.summed:
+            self.requests.drop((self.stepping[self.summed.index(number)],))
+
+
+def reduced_together(slices: Sequence[ReducedSlice], bucket: int) -> Iterator[list[ReducedSlice]]:
+    """Yield the slices that are flattened into one buffer. Source: allreduce_and_scatter."""
+    together: list[ReducedSlice] = []
+    inside = 0
+    for each in slices:
+        together.append(each)
+        inside += each.elements
+        if inside > bucket:
+            yield together
+            together, inside = [], 0
+    if together:
+        yield together

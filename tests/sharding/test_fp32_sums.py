@@ -1,0 +1,106 @@
+"""DeepSpeed with gradients of 16-bit weights that are summed in fp32: recipe mixed-20, data_types.grad_accum_dtype."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import memcalc
+from memcalc.importers.loading import load
+from memcalc.ledger.component import Component
+from memcalc.sharding.zero2_sums import ReducedSlice, reduced_together
+from memcalc.simulation.simulated_run import simulate, unsupported_reason
+from memcalc.spec.spec import Spec
+from memcalc.verdict.judge import size
+from tests.sharding.small_model import RANKS, VOCAB, WIDTH, sizes
+from tools.recorded_errors import recorded_spec
+
+FOLDER = Path(__file__).parents[2] / "benchmarks" / "recordings" / "reserved"
+RECORDS = [
+    json.loads(line) for path in sorted(FOLDER.glob("*zero-sums*.jsonl")) for line in path.read_text().splitlines()
+]
+LAYERS = 2
+# q, k, v, o, gate, up and down, two norms; embedding, final norm and LM head.
+PARAMETERS = LAYERS * (4 * WIDTH**2 + 3 * 4 * WIDTH**2 + 2 * WIDTH) + 2 * VOCAB * WIDTH + WIDTH
+
+
+def small(*words: str) -> Spec:
+    return memcalc.load("llama-3.2-1b", *sizes(LAYERS), "recipe=mixed-20", "engine=deepspeed", *words)
+
+
+def gradients(spec: Spec, phase: str) -> int:
+    return memcalc.estimate(spec).ledger.components(phase).get(Component.GRADIENTS, 0)
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record["case"])
+def test_a_recorded_rank_reserves_as_replayed(record: dict[str, Any]) -> None:
+    """DeepSpeed 0.19.8 on the null CUDA device, the first rank of several: byte-exact."""
+    spec = recorded_spec(record)
+
+    assert simulate(spec, rank=0).reserved_bytes == max(record["reserved"].values())
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record["case"])
+def test_the_formulas_count_what_a_rank_allocates(record: dict[str, Any]) -> None:
+    """Of the first rank within 0.01 %, or more: another rank has its sums earlier in backward."""
+    counted = size(recorded_spec(record)).ledger.peak_bytes
+
+    assert counted >= 0.9999 * max(record["phases"].values())
+
+
+def test_stage_1_runs_the_bf16_optimizer() -> None:
+    """2 bytes of gradients and 4 of sums for each parameter; the sums stay between steps."""
+    spec = small("zero_stage=1")
+
+    assert gradients(spec, "optimizer_step_2") == (2 + 4) * PARAMETERS
+    assert gradients(spec, "zero_grad_2") == 4 * PARAMETERS
+
+
+def test_stage_2_sums_the_partition() -> None:
+    """4 bytes for each parameter of a quarter, from backward to the step, which reads them: no cast copy."""
+    spec = small("zero_stage=2")
+
+    assert gradients(spec, "optimizer_step_2") == 4 * PARAMETERS // RANKS
+    assert gradients(spec, "zero_grad_2") == 0
+
+
+def test_stage_3_sums_shards_and_copies_them() -> None:
+    """A buffer of 4 bytes for each parameter of a quarter that always exists, and in the step a flat copy of it."""
+    spec = small("zero_stage=3")
+
+    assert gradients(spec, "optimizer_step_2") == 2 * 4 * PARAMETERS // RANKS
+    assert gradients(spec, "zero_grad_2") == 4 * PARAMETERS // RANKS
+
+
+def test_own_slices_are_flattened_one_by_one() -> None:
+    """A buffer ends once it has more elements than the bucket; here after 6 + 5 of 10."""
+    slices = [ReducedSlice(1, 0, 6, is_own=False), ReducedSlice(0, 0, 5, is_own=True), ReducedSlice(0, 0, 3, True)]
+
+    assert [[each.elements for each in together] for together in reduced_together(slices, 10)] == [[6, 5], [3]]
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("zero_stage=2", "versions.deepspeed=0.19.7"), "ZeRO stage 2 of DeepSpeed before 0.19.8 and fp32 sums"),
+        (("zero_stage=2", "offload=optimizer"), "DeepSpeed and recipe mixed-20 in bf16"),
+        (("zero_stage=1", "dtype=fp16"), "DeepSpeed and recipe mixed-20 in fp16"),
+        (("zero_stage=0",), "DeepSpeed and recipe mixed-20 in bf16"),
+    ],
+)
+def test_what_is_not_replayed_says_why(words: tuple[str, ...], reason: str) -> None:
+    assert unsupported_reason(small(*words)).startswith(f"the order of requests is not known with {reason}")
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_deepspeed_file_says_where_gradients_are_summed(stage: int, tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    text = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": stage}, "bf16": {"enabled": True}}
+    path.write_text(json.dumps(text | {"data_types": {"grad_accum_dtype": "fp32"}}))
+    spec = load(path, ["preset=llama-3.2-1b", "data_parallel=8"])
+
+    assert (spec.training.recipe, spec.parallelism.zero_stage) == ("mixed-20", stage)
+    assert not [limit.feature for limit in spec.origin.limits if limit.holds_memory]
