@@ -465,6 +465,7 @@ DRAWS: dict[str, Callable[[Lot, int], Iterator[str]]] = {
     "zero-fp32": partial(zero_variants, variants=ZERO_FP32, recipe="fp32"),
     "zero-sums": partial(zero_variants, variants=ZERO_SUMS, recipe="mixed-20"),
     "zero-offload": partial(zero_variants, variants=ZERO_OFFLOAD),
+    "zero-sums-offload": partial(zero_variants, variants=ZERO_OFFLOAD, recipe="mixed-20"),
     "whole": whole,
     "wide": wide,
     "pipelines": pipelines,

@@ -101,7 +101,7 @@ def _deepspeed_block(spec: Spec) -> Block:
     }
     if training.dtype != "fp32":
         block[training.dtype] = {"enabled": True}
-        if training.recipe == "mixed-20" and parallelism.offload == "none":
+        if training.recipe == "mixed-20" and (parallelism.zero_stage > 1 or parallelism.offload == "none"):
             block["data_types"] = {"grad_accum_dtype": "fp32"}
     if training.gradient_clipping is not None:
         block["gradient_clipping"] = training.gradient_clipping

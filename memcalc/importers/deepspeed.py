@@ -198,7 +198,7 @@ def _place_sums(draft: Draft) -> None:
         draft.values["training.recipe"] = "mixed-20"
         draft.values["parallelism.zero_stage"] = 1
         draft.default("training.gradient_dtype", "bf16")
-    elif in_fp32 and stage in (2, 3) and not offloads:
+    elif in_fp32 and stage in (2, 3):
         draft.values["training.recipe"] = "mixed-20"
     elif in_fp32:
         what = "gradients of 16-bit weights summed in fp32"

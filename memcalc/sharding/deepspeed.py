@@ -13,7 +13,7 @@ from memcalc.layout.stages import layer_modules, stages_of
 from memcalc.sharding.bf16_optimizer import BF16Optimizer
 from memcalc.sharding.engine import ROOT, Engine
 from memcalc.sharding.zero0 import engine_without_zero
-from memcalc.sharding.zero2_sums import ZeRO2Sums
+from memcalc.sharding.zero2_sums import ZeRO2Sums, ZeRO2SumsOffload
 from memcalc.sharding.zero3 import HookedModules, ZeRO3
 from memcalc.sharding.zero3_modules import ModuleCalls, ModuleTree, reference_modules, transformers_modules
 from memcalc.sharding.zero3_offload import ZeRO3Offload
@@ -94,11 +94,10 @@ def _engine(
     if options.sums_apart:
         return BF16Optimizer(requests, ordered, options)
     if options.zero_stage < 3:
-        if options.sums_shards:
-            return ZeRO2Sums(requests, ordered, options, rank)
         if not options.host.offloads:
-            return ZeRO12(requests, ordered, options, rank)
-        return ZeRO12Offload(requests, ordered, options, rank, reduces_overflow=reduces, clones_large=clones)
+            return (ZeRO2Sums if options.sums_shards else ZeRO12)(requests, ordered, options, rank)
+        offloading = ZeRO2SumsOffload if options.sums_shards else ZeRO12Offload
+        return offloading(requests, ordered, options, rank, reduces_overflow=reduces, clones_large=clones)
     structure = block_structure(spec)
     order = Order(
         _modules(ordered, units, spec),

@@ -98,20 +98,27 @@ class ZeRO12Offload(ZeRO12):
         """
         if not self.is_last:
             return
-        own = self.groups[gradient.group].partition
-        elements = min(gradient.begin + gradient.elements, own.stop) - max(gradient.begin, own.start)
+        elements = self._own_elements(gradient)
         self._norm(gradient, elements)
+        self._check_overflow(gradient.elements, self.dtype_bytes)
+        if self.dtype_bytes < FLOAT:
+            self.requests.drop((self.requests.take(elements * FLOAT, self.stream, self.copied),))
+
+    def _own_elements(self, gradient: WaitingGradient) -> int:
+        """Return the elements of a gradient that are in the rank's partition."""
+        own = self.groups[gradient.group].partition
+        return min(gradient.begin + gradient.elements, own.stop) - max(gradient.begin, own.start)
+
+    def _check_overflow(self, elements: int, width: int) -> None:
         check_overflow(
             self.requests,
-            gradient.elements,
-            self.dtype_bytes,
+            elements,
+            width,
             self.choice.card,
             reduces=self.reduces_overflow,
             stream=self.stream,
             label=self.checked,
         )
-        if self.dtype_bytes < FLOAT:
-            self.requests.drop((self.requests.take(elements * FLOAT, self.stream, self.copied),))
 
     def _norm(self, gradient: WaitingGradient, elements: int) -> None:
         requests = self.requests

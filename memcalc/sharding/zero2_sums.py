@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from memcalc.layout.local_parameters import LocalParameter
-from memcalc.sharding.zero12 import FLOAT, ZeRO12
-from memcalc.states.state_options import StateOptions
-from memcalc.stream.requests import Requests
+from memcalc.sharding.zero12 import FLOAT, WaitingGradient, ZeRO12
+from memcalc.sharding.zero12_offload import ZeRO12Offload
 
 
 class ReducedSlice(NamedTuple):
@@ -27,12 +25,8 @@ class ReducedSlice(NamedTuple):
 class ZeRO2Sums(ZeRO12):
     """One rank; arguments as for `ZeRO12`."""
 
-    def __init__(
-        self, requests: Requests, ordered: Sequence[LocalParameter], options: StateOptions, rank: int | None = None
-    ) -> None:
-        super().__init__(requests, ordered, options, rank)
-        self.summed: list[int] = []  # groups that have sums, in the order of their storages
-        self.sums: list[int] = []  # these storages
+    summed: Sequence[int] = ()  # groups that have sums, in the order of their storages
+    sums: Sequence[int] = ()  # these storages
 
     def _reduce(self) -> None:
         """Reduce the bucket, and add the rank's slices to the sums.
@@ -43,8 +37,9 @@ class ZeRO2Sums(ZeRO12):
         slices = [*self._slices()]
         for each in slices:
             if each.is_own and not self.have_gradients and each.group not in self.summed:
-                self.summed.append(each.group)
-                self.sums.append(take(self.groups[each.group].share * FLOAT, self.stream, self.labels.sums))
+                size = self.groups[each.group].share * FLOAT
+                self.summed = [*self.summed, each.group]
+                self.sums = [*self.sums, take(size, self.stream, self.labels.sums)]
         for together in reduced_together(slices, self.bucket_size):
             flat: list[int] = []
             if len(together) > 1:  # flattening does not copy a single tensor
@@ -54,7 +49,11 @@ class ZeRO2Sums(ZeRO12):
                 if each.is_own:
                     drop((take(each.elements * FLOAT, self.stream, self.labels.cast),))
             drop(flat)
-        drop(each.storage for each in self.waiting if each.storage is not None)
+        for gradient in self.waiting:
+            own = self.groups[gradient.group].partition
+            if gradient.begin < own.stop and own.start < gradient.begin + gradient.elements:
+                self._keep(gradient)
+            drop(() if gradient.storage is None else (gradient.storage,))
         self.waiting, self.inside = [], 0
 
     def _slices(self) -> Iterator[ReducedSlice]:
@@ -77,9 +76,12 @@ class ZeRO2Sums(ZeRO12):
         if merged is not None:
             yield merged
 
+    def _keep(self, gradient: WaitingGradient) -> None:
+        """Do nothing: a gradient of the rank's partition is in the sums."""
+
     def _own_gradients(self) -> list[int]:
         """Return the sums if this micro-batch has allocated them."""
-        return [] if self.have_gradients else self.sums
+        return [] if self.have_gradients else [*self.sums]
 
     def before_update(self, number: int) -> None:
         """Nothing is copied: the update reads the sums."""
@@ -88,6 +90,24 @@ class ZeRO2Sums(ZeRO12):
         """Free the sums of a group. It has none if the rank's partition is padding alone."""
         if number in self.summed:
             self.requests.drop((self.stepping[self.summed.index(number)],))
+
+
+class ZeRO2SumsOffload(ZeRO2Sums, ZeRO12Offload):
+    """One rank with optimizer states in host memory, to which the step's last micro-batch copies the sums."""
+
+    def begin(self, *, have_gradients: bool, last: bool) -> None:
+        """Begin a micro-batch: the first one of a step allocates the sums."""
+        super().begin(have_gradients=have_gradients, last=last)
+        self.have_gradients = have_gradients
+        if not have_gradients:
+            self.summed, self.sums = [], []
+
+    def _keep(self, gradient: WaitingGradient) -> None:
+        """Compute the norm of the rank's slice and check it for overflow. Source: copy_grads_in_partition."""
+        if self.is_last:
+            elements = self._own_elements(gradient)
+            self._norm(gradient, elements)
+            self._check_overflow(elements, FLOAT)
 
 
 def reduced_together(slices: Sequence[ReducedSlice], bucket: int) -> Iterator[list[ReducedSlice]]:

@@ -35,7 +35,8 @@ class ZeRO3Offload(ZeRO3):
         self.is_last = False  # whether the step follows the micro-batch
         self.gradient_norms: dict[int, int] = {}  # parameter -> the storage of its gradient's norm
         self.sent: dict[int, int] = {}  # parameter that is gathered alone -> the storage of the rank's shard
-        self.returned = _label("gradient, copied back from host memory", options.compute, "P/N", "partition_grads")
+        summed = "fp32" if options.sums_shards else options.compute
+        self.returned = _label("gradient, copied back from host memory", summed, "P/N", "partition_grads")
         self.doubled = _label("gradient in double precision", "fp64", "P/N", "_constant_buffered_norm2")
         self.norm = _label("norm of a gradient", "fp64", "1", "norm_for_param_grads")
         self.copied = _label("gradient, copied to host memory", "fp32", "P/N", "_offload_grad_partition_at_boundary")
@@ -101,10 +102,10 @@ class ZeRO3Offload(ZeRO3):
         take, drop = self.requests.take, self.requests.drop
         for number in numbers:
             share = self.shares[number]
-            returned = take(share * self.dtype_bytes, self.reduce, self.returned)
+            returned = take(share * self.summed, self.reduce, self.returned)
             if self.is_last:
                 self._norm(number)
-                if self.dtype_bytes < FLOAT:
+                if self.summed < FLOAT:
                     drop((take(share * FLOAT, self.reduce, self.copied),))
             drop((returned,))
 

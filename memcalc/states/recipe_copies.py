@@ -199,6 +199,8 @@ def is_on_host(copy: ParameterCopy, options: StateOptions) -> bool:
     """Return whether a copy of the parameters is in host memory: the optimizer's copies, the weights, or all."""
     if copy.component is Component.WEIGHTS:
         return options.host.has_weights
+    if options.sums_shards and options.zero_stage == 2 and copy.component is Component.GRADIENTS:
+        return False
     updated = (Component.MASTER_WEIGHTS, Component.GRADIENTS)
     return options.host.offloads and (options.host.has_weights or copy.component in updated)
 

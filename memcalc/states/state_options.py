@@ -146,7 +146,7 @@ class StateOptions(NamedTuple):
     def sums_shards(self) -> bool:
         """Whether DeepSpeed's stages 2 and 3 sum the shards of 16-bit gradients in fp32 (grad_accum_dtype)."""
         is_summed = self.partitions_gradients and RECIPES[self.recipe].main_gradients_live == "backward"
-        return is_summed and self.zero_stage > 1 and not self.host.offloads
+        return is_summed and self.zero_stage > 1
 
     @property
     def shards_weights(self) -> bool:

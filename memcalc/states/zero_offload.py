@@ -54,7 +54,8 @@ def _copies(options: StateOptions) -> Iterator[ParameterCopy]:
         yield ParameterCopy(Component.COMMUNICATION_BUFFERS, name, options.compute, 1, whole, citation)
     if options.zero_stage == 3:
         citation = f"{SOURCE}stage3.py: grad_partitions_flat_buffer"
-        yield ParameterCopy(Component.GRADIENTS, " gradient", options.base, 1, whole, citation)
+        dtype = "fp32" if options.sums_shards else options.base
+        yield ParameterCopy(Component.GRADIENTS, " gradient", dtype, 1, whole, citation)
     elif options.step.accumulates:
         citation = f"{SOURCE}stage_1_and_2.py: accumulated_grads_in_cpu"
         yield ParameterCopy(Component.GRADIENTS, " gradient, accumulated", options.base, 1, whole, citation)

@@ -230,6 +230,7 @@ MAIN_GRADIENTS = [
     for path in sorted(RECORDS.glob("*-main-gradients*.jsonl"))
     for line in path.read_text().splitlines()
 ]
+WIDE = [json.loads(line) for path in sorted(RECORDS.glob("*-wide*.jsonl")) for line in path.read_text().splitlines()]
 
 
 @pytest.mark.parametrize("record", MAIN_GRADIENTS, ids=lambda record: record["case"])
@@ -241,6 +242,18 @@ def test_ranks_with_fp32_gradients_reserve_as_replayed(record: dict[str, Any]) -
     stage = stages[rank * len(stages) // spec.parallelism.ranks]
 
     assert simulate(spec, stage=stage, rank=0).reserved_bytes == max(record["reserved"].values())
+
+
+@pytest.mark.parametrize("record", WIDE, ids=lambda record: record["case"])
+def test_ranks_with_any_fields_reserve_as_replayed(record: dict[str, Any]) -> None:
+    """Layouts, recipes, optimizers and other fields sampled at random: byte-exact, or 0.2 % too high.
+
+    Transformers' nanochat on 4 bits needs less while it is loaded under FSDP2 than is replayed.
+    """
+    high = 0.002 if "nanochat" in record["case"] and "qlora" in record["case"] else 0
+    recorded_bytes = max(record["reserved"].values())
+
+    assert 0 <= simulate(recorded_spec(record), rank=0).reserved_bytes / recorded_bytes - 1 <= high
 
 
 @pytest.mark.long

@@ -86,7 +86,6 @@ def test_own_slices_are_flattened_one_by_one() -> None:
     ("words", "reason"),
     [
         (("zero_stage=2", "versions.deepspeed=0.19.7"), "ZeRO stage 2 of DeepSpeed before 0.19.8 and fp32 sums"),
-        (("zero_stage=2", "offload=optimizer"), "DeepSpeed and recipe mixed-20 in bf16"),
         (("zero_stage=1", "dtype=fp16"), "DeepSpeed and recipe mixed-20 in fp16"),
         (("zero_stage=0",), "DeepSpeed and recipe mixed-20 in bf16"),
     ],
