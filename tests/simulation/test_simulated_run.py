@@ -199,7 +199,7 @@ def test_no_run_reserves_more_than_the_bound(config: str, overrides: tuple[str, 
     "overrides",
     [
         ("pipeline_parallel=2",),
-        ("data_parallel=2", "zero_stage=2", "offload=optimizer"),
+        ("data_parallel=2", "zero_stage=2", "engine=deepspeed", "versions.deepspeed=0.19.7"),
     ],
 )
 def test_runs_that_allocate_more_are_not_replayed(overrides: tuple[str, ...]) -> None:
