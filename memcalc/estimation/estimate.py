@@ -136,6 +136,11 @@ def notes(spec: Spec) -> tuple[str, ...]:
         found.append("sequence_parallel has no effect without tensor_parallel.")
     if parallelism.zero_stage and parallelism.data_parallel == 1:
         found.append(f"zero_stage = {parallelism.zero_stage} shards nothing over data_parallel = 1.")
+    if parallelism.engine == "deepspeed" and training.recipe == "mixed-20" and training.gradient_dtype is None:
+        found.append(
+            "recipe mixed-20: DeepSpeed sums gradients in fp32 with data_types.grad_accum_dtype: fp32. Its default is "
+            "--set recipe=mixed-16."
+        )
     if training.implementation == "megatron" and training.logits_until == "backward":
         found.append("logits_until = backward has no effect: megatron releases them earlier.")
     if (released := logits_released(spec)) != training.logits_until:

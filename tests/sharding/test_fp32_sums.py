@@ -94,6 +94,17 @@ def test_what_is_not_replayed_says_why(words: tuple[str, ...], reason: str) -> N
     assert unsupported_reason(small(*words)).startswith(f"the order of requests is not known with {reason}")
 
 
+def test_a_note_names_deepspeeds_own_recipe() -> None:
+    """Unless the run says where its gradients are summed."""
+
+    def noted(*words: str) -> bool:
+        return any("Its default is --set recipe=mixed-16" in note for note in memcalc.estimate(small(*words)).notes)
+
+    assert noted("zero_stage=2")
+    assert not noted("zero_stage=2", "gradient_dtype=fp32")
+    assert not noted("zero_stage=2", "recipe=mixed-16")
+
+
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_a_deepspeed_file_says_where_gradients_are_summed(stage: int, tmp_path: Path) -> None:
     path = tmp_path / "ds.json"
