@@ -73,7 +73,7 @@ DEFAULT = ZeroSpec()
 def bf16_optimizer_fields(spec: Spec) -> dict[tuple[str, str], tuple[object, object]]:
     """Return the fields that decide whether DeepSpeed runs its BF16_Optimizer: the value of each, and the one it needs.
 
-    It does with bf16 weights at stage 1 whose gradients are summed in fp32 (DeepSpeed 0.19 runtime/engine.py,
+    It does at stage 1 if gradients of bf16 weights are summed in fp32 (DeepSpeed 0.19 runtime/engine.py,
     _do_optimizer_sanity_check), and in the pipeline engine without ZeRO, which has the states of stage 1.
     """
     training, parallelism = spec.training, spec.parallelism
