@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 from memcalc.layout.local_parameters import LocalParameter, LocalParameters
 
@@ -95,8 +96,9 @@ def in_order(parameters: LocalParameters, family: str, prefixes: Sequence[str] =
         prefixes: of each layer's modules, where layers differ; empty: layers of one type come first.
     """
     embedding, layers, head = registered(parameters, family)
-    for parameter in embedding:
-        yield from (parameter,) * parameter.count  # more than one in a vision tower
+    for alike in _by_layers(embedding):  # layers of a vision tower
+        for layer in range(max(parameter.count for parameter in alike)):
+            yield from (parameter for parameter in alike if layer < parameter.count)
     kinds: dict[str, list[LocalParameter]] = {}
     for parameter in layers:
         kinds.setdefault(parameter.module.partition("*.")[0], []).append(parameter)
@@ -108,3 +110,9 @@ def in_order(parameters: LocalParameters, family: str, prefixes: Sequence[str] =
             for _ in range(max(parameter.count for parameter in alike)):
                 yield from alike
     yield from head
+
+
+def _by_layers(parameters: Sequence[LocalParameter]) -> Iterator[list[LocalParameter]]:
+    """Yield consecutive parameters of the same layers together, and each of the others alone."""
+    for prefix, alike in groupby(parameters, key=lambda parameter: parameter.module.rpartition("*.")[0]):
+        yield from [[*alike]] if prefix else ([parameter] for parameter in alike)
