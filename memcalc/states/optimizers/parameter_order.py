@@ -43,9 +43,13 @@ _IN_LAYERS: dict[str, tuple[str, ...]] = {
     "opt": (*_KEYS_FIRST, "input_norm", "mlp.", "post_attention_norm"),
     "phi": ("attention.q_proj", "attention.k_proj", "attention.v_proj", "attention.o_proj", "attention.", "mlp.", "i"),
     "phi3": ("attention.o_proj", "attention.", "mlp.", "input_norm", "post_attention_norm"),
-    "qwen3_5_moe_text": ("linear_attn.dt", "linear_attn.A_log", *_EXPERTS_FIRST),
+    "qwen3_5_moe_text": ("linear_attn.", *_PROJECTIONS, "mlp.", "input_norm", "post_attention_norm"),
+    "qwen3_5_text": ("linear_attn.", *_NORMS_LAST),
     "qwen3_moe": _EXPERTS_FIRST,
-    "qwen3_next": ("linear_attn.dt", "linear_attn.A_log", *_EXPERTS_FIRST),
+    "qwen3_next": (
+        *("linear_attn.dt", "linear_attn.A_log", "linear_attn.conv1d", "linear_attn.in_proj", "linear_attn."),
+        *(*_PROJECTIONS, "mlp.", "input_norm", "post_attention_norm"),
+    ),
     "starcoder2": _NORMS_LAST,
     # torchtitan 0.2.2 torchtitan/models/{llama3,qwen3,deepseek_v3}/model/model.py and models/moe/moe.py: w1, w2 and w3
     # are gate, down and up
