@@ -188,9 +188,7 @@ def case(spec: Spec, batch: int) -> str:
 def loaded(line: str) -> Spec:
     """The run of a case, of which rank=K names the recorded rank, if it is not the first."""
     preset, gpu, *words = shlex.split(line)
-    spec = memcalc.load(
-        preset, *(word for word in words if not word.startswith(RANK)), gpu=gpu.removeprefix("gpu=")
-    )
+    spec = memcalc.load(preset, *(word for word in words if not word.startswith(RANK)), gpu=gpu.removeprefix("gpu="))
     if spec.training.framework is None:
         return spec
     # Models by hub id are those of a framework's program, but recorded is memcalc's own step.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memcalc.estimation.outside_allocator import communication_library_bytes
+from memcalc.layout.adapters import adapters_of, first_layer_adapts
 from memcalc.layout.parameters import count_parameters
 from memcalc.layout.schedules import ORDERED, uses_pipelining
 from memcalc.layout.sequence_sharding import has_ring_attention
@@ -70,8 +71,17 @@ def spec_limits(spec: Spec) -> tuple[Limit, ...]:
         *(Limit(what, holds_memory=False) for what in gpu_omissions(gpu)),
         *_attention(spec, gpu),
         *_liger(spec),
+        *_before_adapters(spec),
         *own,
     )
+
+
+def _before_adapters(spec: Spec) -> Iterator[Limit]:
+    """Yield layers before the first one with an adapter, which save nothing if nothing before them trains."""
+    adapters = adapters_of(spec)
+    if adapters is not None and not adapters.input_gradient and not first_layer_adapts(spec.model, adapters.targets):
+        what = "layers before the first one with an adapter, which save nothing: their activations are counted"
+        yield Limit(what, holds_memory=False, overcounts="activations")
 
 
 def _liger(spec: Spec) -> Iterator[Limit]:

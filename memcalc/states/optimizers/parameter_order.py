@@ -118,5 +118,6 @@ def in_order(parameters: LocalParameters, family: str, prefixes: Sequence[str] =
 
 def _by_layers(parameters: Sequence[LocalParameter]) -> Iterator[list[LocalParameter]]:
     """Yield consecutive parameters of the same layers together, and each of the others alone."""
-    for prefix, alike in groupby(parameters, key=lambda parameter: parameter.module.rpartition("*.")[0]):
-        yield from [[*alike]] if prefix else ([parameter] for parameter in alike)
+    for prefix, grouped in groupby(parameters, key=lambda parameter: parameter.module.rpartition("*.")[0]):
+        alike = [*grouped]
+        yield from [alike] if prefix else ([parameter] for parameter in alike)
