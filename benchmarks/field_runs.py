@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from shlex import quote
 
@@ -34,11 +34,13 @@ CATALOGUE = Path(memcalc.__file__).with_name("data") / "models.jsonl"
 GPUS = {"a100-80gb": 72, "h100-80gb": 72, "h200": 130}  # GiB that an estimate may have
 MOST_EXPERTS = 16
 RECIPES = ("pure", "pure", "amp", "fp32", "mixed-16", "mixed-18", "mixed-20")
-# torchao's 4-bit Adam needs its package; bitsandbytes compiles LAMB for every shape, which takes half a minute
-DRAWN_OPTIMIZERS = ("adamw", "adamw", *(name for name in OPTIMIZERS if name not in ("adam-4bit", "lamb")))
+# torchao's 4-bit Adam needs its package; bitsandbytes compiles LAMB for every shape, which takes half a minute;
+# RAdam rectifies its update from the sixth step on, and recorded are three
+DRAWN_OPTIMIZERS = ("adamw", "adamw", *(name for name in OPTIMIZERS if name not in ("adam-4bit", "lamb", "radam")))
 
 Group = tuple[str, bool, str]  # architecture, with a vision tower, implementation
 Words = list[str]
+Draw = Callable[[Lot, Spec], Words]
 
 
 def groups() -> dict[Group, list[str]]:
@@ -109,7 +111,7 @@ def settings(lot: Lot, recipes: tuple[str, ...] = RECIPES) -> Words:
     if recipe != "fp32" and lot.random() < 0.15:
         words.append("dtype=fp16")
     words.append(f"attention={lot.choice(['eager', 'memory-efficient', 'flash', 'flash'])}")
-    for name, share, values in (
+    drawn: tuple[tuple[str, float, tuple[object, ...]], ...] = (
         ("recompute", 0.45, ("full", "full", "selective", "every-2", "every-3", "[0]", "[[0,1]]")),
         ("dropout", 0.3, (0.1,)),
         ("gradient_accumulation_steps", 0.3, (2, 3)),
@@ -117,7 +119,8 @@ def settings(lot: Lot, recipes: tuple[str, ...] = RECIPES) -> Words:
         ("gradient_clipping", 0.2, (1,)),
         ("loss", 0.25, ("chunked", "chunked", "fused", "vocab-parallel")),
         ("logits_until", 0.15, ("loss", "step")),
-    ):
+    )
+    for name, share, values in drawn:
         if lot.random() < share:
             words.append(f"{name}={lot.choice(values)}")
     return words
@@ -151,24 +154,21 @@ def adapters(lot: Lot) -> Words:
     words = [f"lora.rank={lot.choice([1, 8, 16, 64, 200])}"]
     targets = ["all-linear", "attention", "mlp", "[q_proj,v_proj]", "[o_proj]", "[up_proj,down_proj]", "[q_proj]"]
     words.append(f"lora.target_modules={lot.choice([*targets, '[q_proj,lm_head]', '[gate_proj,lm_head]'])}")
-    for name, share, values in (
-        ("lora.dropout", 0.35, (0.05,)),
+    drawn: tuple[tuple[str, float, tuple[str, ...]], ...] = (
+        ("lora.dropout", 0.35, ("0.05",)),
         ("lora.modules_to_save", 0.3, ("[lm_head]", "[embed_tokens]", "[embed_tokens,lm_head]")),
         ("lora.adapter_dtype", 0.3, ("fp32", "compute")),
         ("lora.base_dtype", 0.3, ("fp32", "compute")),
         ("lora.input_require_grads", 0.4, ("true", "false")),
-    ):
+    )
+    for name, share, values in drawn:
         if lot.random() < share:
             words.append(f"{name}={lot.choice(values)}")
     if lot.random() < 0.35:
         words += [f"qlora.block_size={lot.choice([64, 64, 128, 512])}"]
-        for name, share, values in (
-            ("qlora.quantization", 0.3, ("fp4",)),
-            ("qlora.double_quantization", 0.3, ("false",)),
-            ("qlora.quantize_lm_head", 0.3, ("true",)),
-        ):
-            if lot.random() < share:
-                words.append(f"{name}={lot.choice(values)}")
+        for word in ("quantization=fp4", "double_quantization=false", "quantize_lm_head=true"):
+            if lot.random() < 0.3:
+                words.append(f"qlora.{word}")
     return words
 
 
@@ -192,11 +192,15 @@ ALLOCATOR = (
     "expandable_segments:True",
     "max_non_split_rounding_mb:64,max_split_size_mb:200",
 )
+FP32: tuple[str, ...] = (
+    *("[norm]", "[lm_head]", "[embed_tokens,lm_head]", "[embed_tokens]"),
+    "[embed_tokens,lm_head,norm]",
+)
 ONE_BY_ONE = tuple(name for name in IN_BACKWARD if name != "lamb")
 
 
 # Sets of seldom set fields, of which each has its turn; each may be rejected beside other fields, and is then redrawn.
-RARE: tuple[tuple[str, Callable[[Lot, Spec], Words]], ...] = (
+RARE: tuple[tuple[str, Draw], ...] = (
     ("recompute_keep", kept),
     ("in backward", lambda lot, _: ["optimizer_in_backward=true", *updated(lot, ONE_BY_ONE)]),
     ("liger", lambda lot, _: ["kernels=liger", f"loss={lot.choice(['materialized', 'fused'])}"]),
@@ -223,7 +227,6 @@ RARE: tuple[tuple[str, Callable[[Lot, Spec], Words]], ...] = (
     ("windows", lambda *_: ["attention_windows=kernel"]),
     ("math", lambda *_: ["attention=math", "recipe=fp32"]),
 )
-FP32 = ("[norm]", "[lm_head]", "[embed_tokens,lm_head]", "[embed_tokens]", "[embed_tokens,lm_head,norm]")
 
 
 def models(lot: Lot, rounds: int) -> Iterator[str]:
@@ -239,7 +242,7 @@ def fields(lot: Lot, rounds: int) -> Iterator[str]:
     for _, rare in [*RARE] * rounds:
         others = [each for _, each in lot.sample(RARE, lot.choice([0, 1, 2]))]
 
-        def chosen(lot: Lot, spec: Spec, rare: Callable[[Lot, Spec], Words] = rare) -> Words:
+        def chosen(lot: Lot, spec: Spec, rare: Draw = rare, others: Sequence[Draw] = others) -> Words:
             words = [*settings(lot), *updated(lot, ("adamw", "adamw", "sgd", "adam"))]
             for each in (*(others if lot.random() < 0.5 else ()), rare):
                 words += each(lot, spec)
@@ -259,7 +262,7 @@ def one(
     lot: Lot,
     names: list[str] | dict[Group, list[str]],
     group: Group | None,
-    chosen: Callable[[Lot, Spec], Words],
+    chosen: Draw,
 ) -> str:
     """Draw until memcalc accepts a run."""
     while True:
