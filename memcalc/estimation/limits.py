@@ -85,7 +85,7 @@ def _before_adapters(spec: Spec) -> Iterator[Limit]:
 
 
 def _liger(spec: Spec) -> Iterator[Limit]:
-    """Yield Liger's kernels in families whose own modules are counted instead, which save more."""
+    """Yield Liger's kernels in families of which PyTorch's modules, which save more, are counted instead."""
     family = spec.model.architecture
     if spec.training.kernels == "liger" and family not in LIGER_FAMILIES:
         what = f"Liger's kernels in modules of {family}: PyTorch's are counted"

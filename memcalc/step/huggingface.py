@@ -198,7 +198,7 @@ def switch_recompute(module: nn.Module, spec: Spec) -> None:
         layer.gradient_checkpointing = every or index in recomputed
 
 
-def layers_of_text(module: nn.Module, *, sees: bool) -> list[nn.Module]:
+def layers_of_text(module: nn.Module, *, sees: bool) -> list[GradientCheckpointingLayer]:
     """Return the layers that transformers can recompute; of a vision-language model, those of its language model."""
     return [
         layer
