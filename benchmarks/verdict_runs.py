@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -186,8 +187,12 @@ def case(spec: Spec, batch: int) -> str:
 
 def loaded(line: str) -> Spec:
     """The run of a case, of which rank=K names the recorded rank, if it is not the first."""
-    preset, gpu, *words = line.split()
-    return memcalc.load(preset, *(word for word in words if not word.startswith(RANK)), gpu=gpu.removeprefix("gpu="))
+    preset, gpu, *words = shlex.split(line)
+    spec = memcalc.load(preset, *(word for word in words if not word.startswith(RANK)), gpu=gpu.removeprefix("gpu="))
+    if spec.training.framework is None:
+        return spec
+    # Models by hub id are those of a framework's program, but recorded is memcalc's own step.
+    return spec.model_copy(update={"training": spec.training.model_copy(update={"framework": None})})
 
 
 def record(cases: Path, python: str, recordings: Path, device: str | None) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memcalc.estimation.outside_allocator import communication_library_bytes
+from memcalc.layout.adapters import adapters_of, first_layer_adapts
 from memcalc.layout.parameters import count_parameters
 from memcalc.layout.schedules import ORDERED, uses_pipelining
 from memcalc.layout.sequence_sharding import has_ring_attention
@@ -66,7 +67,29 @@ def spec_limits(spec: Spec) -> tuple[Limit, ...]:
     gpu = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
     found = _generation(spec) if spec.inference is not None else _training(spec)
     own = (Limit(what, holds_memory) for what, holds_memory in found)
-    return (*(Limit(what, holds_memory=False) for what in gpu_omissions(gpu)), *_attention(spec, gpu), *own)
+    return (
+        *(Limit(what, holds_memory=False) for what in gpu_omissions(gpu)),
+        *_attention(spec, gpu),
+        *_liger(spec),
+        *_before_adapters(spec),
+        *own,
+    )
+
+
+def _before_adapters(spec: Spec) -> Iterator[Limit]:
+    """Yield layers before the first one with an adapter, which save nothing if nothing before them trains."""
+    adapters = adapters_of(spec)
+    if adapters is not None and not adapters.input_gradient and not first_layer_adapts(spec.model, adapters.targets):
+        what = "layers before the first one with an adapter, which save nothing: their activations are counted"
+        yield Limit(what, holds_memory=False, overcounts="activations")
+
+
+def _liger(spec: Spec) -> Iterator[Limit]:
+    """Yield Liger's kernels in families of which PyTorch's modules, which save more, are counted instead."""
+    family = spec.model.architecture
+    if spec.training.kernels == "liger" and family not in LIGER_FAMILIES:
+        what = f"Liger's kernels in modules of {family}: PyTorch's are counted"
+        yield Limit(what, holds_memory=False, overcounts="activations")
 
 
 def resolved(spec: Spec, limit: Limit) -> Limit:
@@ -159,8 +182,6 @@ def _training(spec: Spec) -> Iterator[tuple[str, bool]]:
         yield "the math kernel that attn_implementation sdpa takes for one key head: eager attention is counted", True
     yield from _vision(spec)
     yield from _kernels(model)
-    if training.kernels == "liger" and model.architecture not in LIGER_FAMILIES:  # such modules save more than Liger's
-        yield f"Liger's kernels in modules of {model.architecture}: PyTorch's are counted", False
     if model.attention_sinks and training.implementation != "huggingface":
         yield "the activations of attention sinks", True
     for what in OPTIMIZER_OMISSIONS.get(training.optimizer, ()):

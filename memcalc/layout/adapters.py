@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ from memcalc.spec.finetuning import (
     leaves_packed_weights,
     packing_dtype,
 )
-from memcalc.spec.model import ModelSpec
+from memcalc.spec.model import ATTENTION, EXPERTS, MAMBA, MLP, ModelSpec
 from memcalc.spec.recipes import RECIPES
 from memcalc.spec.spec import Spec
 from memcalc.spec.towers import VISION
@@ -166,6 +167,20 @@ def _adapters(
         joins_unequal_parts=model.num_key_value_heads != model.num_attention_heads,
         magnitudes=lora.dora,
     )
+
+
+def first_layer_adapts(model: ModelSpec, targets: Iterable[str]) -> bool:
+    """Return whether the first layer has one of the linear layers with an adapter."""
+    mixer, there = model.mixer(0), set[str]()
+    if model.is_linear(0):
+        there.update(LINEAR_ATTENTION_TARGETS)
+    elif mixer in ("", ATTENTION):
+        there.update(ATTENTION_TARGETS)
+    moe = model.moe if model.has_experts(0) else None
+    if mixer in ("", MLP) if moe is None else moe.shared_expert_intermediate_size or moe.dense_mlp:
+        there.update(MLP_TARGETS)
+    there.update(MAMBA_TARGETS if mixer == MAMBA else LATENT_TARGETS if mixer == EXPERTS else ())
+    return not there.isdisjoint(targets)
 
 
 def loss_gathers_head(spec: Spec) -> bool:

@@ -127,6 +127,7 @@ def model_values(model: ModelSpec, tensor_parallel: int) -> dict[str, int]:
         "2·F": 2 * model.intermediate_size,
         "t": tensor_parallel,
         "1": 1,
+        "3": 3,  # time, height and width
         "2": 2,
         "4": 4,
         "8": 8,

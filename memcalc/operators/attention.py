@@ -116,15 +116,16 @@ class FusedAttention(Base):
 
         ATen native/transformers/attention.cpp: pad_last_dim<8> and its callers.
         """
-        v, k, q = (self.pad_heads(t, name) for t, name in ((v, "v"), (k, "k"), (q, "q")))
-        y = self.flash_attention(q, k, v, heads, kv_heads, PADDED_WIDTH, length, splits=splits)
+        v, k, q = (self.autocast_input(t, "attention") for t in (v, k, q))  # as in `linear`
+        padded = [self.pad_heads(t, name) for t, name in ((q, "q"), (k, "k"), (v, "v"))]
+        y = self.flash_attention(*padded, heads, kv_heads, PADDED_WIDTH, length, splits=splits)
+        self.tape.still_referenced(q, k, v)  # arguments of aten::scaled_dot_product_attention, perhaps cast by autocast
         seen = Tensor(y.storage, (*y.shape[:-1], "d_h"), y.dtype)
         self.tape.record(Node("attention output without padding", (y,), (seen,), (), (NEW,)))
         return seen
 
     def pad_heads(self, x: Tensor, name: str) -> Tensor:
         """Return a copy with the head_dim padded to a multiple of 8."""
-        x = self.autocast_input(x, "attention")
         y = self.tape.new(f"{name} padded", (*x.shape[:-1], PADDED_WIDTH), x.dtype, "aten::constant_pad_nd")
         self.tape.record(Node(f"{name} padded", (x,), (y,), (), (NEW,)))
         return y

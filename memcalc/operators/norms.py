@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memcalc.ledger.component import Component
 from memcalc.operators.base import Base
 from memcalc.programs import operator_workspaces
 from memcalc.programs.tape import NEW, BackwardMemory, ForwardMemory, Node, Shape, Tensor
@@ -59,14 +60,18 @@ class Norms(Base):
         Forward and backward copy an input that is not contiguous (`expect_contiguous`).
         """
         tape, citation = self.tape, "ATen native/cuda/layer_norm_kernel.cu: x, mean and rstd are saved"
+        weight, dtype = (heads, width) if heads else (width,), self.parameters
+        if self.autocast and dtype != "fp32" and not computed:  # autocast's fp32 list; arguments from the last on
+            computed = tuple(self._in_fp32(module, name, weight) for name in reversed(tensors))[::-1]
+            tensors, dtype = (), "fp32"
         if self.autocast:
-            x = self.cast(x, "fp32")  # autocast's fp32 list
+            x = self.cast(x, "fp32")
         in_order: tuple[int, ...] = ()
         if x.strided:
             in_order = (tape.store(f"{module} input in order", x.shape, x.dtype, citation),)
         y = tape.new(f"{module} output", out or x.shape, x.dtype, "torch.nn.functional.layer_norm, rms_norm")
         kept = [tape.store(f"{module} {name}", x.shape[:-1], "fp32", citation) for name in statistics]
-        item_bytes = DTYPE_BYTES[self.parameters]
+        item_bytes = DTYPE_BYTES[dtype]
         rule = operator_workspaces.named(
             operator_workspaces.norm_backward,
             rows=tuple(x.shape[: -2 if heads else -1]),
@@ -75,7 +80,6 @@ class Norms(Base):
             buffers=len(computed or tensors),
         )
         scratch = tape.store(f"{module} partial sums", (), "uint8", citation, rule=rule)
-        weight = (heads, width) if heads else (width,)
         affine = computed or tuple(Tensor(-1, weight, self.parameters) for _ in tensors)
         # A frozen weight has no gradient, so no partial sums over rows are allocated.
         tensors = tensors if self.trains(module) else ()
@@ -96,4 +100,15 @@ class Norms(Base):
         )
         node.variables = (Tensor(x.storage, x.shape, x.dtype), *tape.variables_of(node)[1 : 1 + len(kept)], *affine)
         tape.record(node)
+        return y
+
+    def _in_fp32(self, module: str, tensor: str, shape: Shape) -> Tensor:
+        """Return a copy of a 16-bit parameter in fp32, which the norm saves; its gradient is cast back."""
+        tape, trains = self.tape, self.trains(module)
+        name = f"{module}.{tensor} in fp32"
+        # A copy of a parameter is no activation: a temporary, as in the trace.
+        copied = tape.store(name, shape, "fp32", "aten::_to_copy", component=Component.TEMPORARIES)
+        y = Tensor(copied, shape, "fp32", grad=trains)
+        gradients = (self.parameter_gradient(module, tensor, shape, self.parameters),) if trains else ()
+        tape.record(Node(name, (), (y,), (), (), parameters=gradients))
         return y

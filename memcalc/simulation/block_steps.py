@@ -97,7 +97,8 @@ class BlockSteps:
         for _, alike in groupby(events, key=lambda event: event.operator):
             parts = [*alike]
             end += len(parts)
-            for event in parts:
+            # Of a linear layer the bias comes first: its weight's gradient is transposed by one more operator.
+            for event in sorted(parts, key=lambda event: len(program.storages[event.storage].shape) > 1):
                 if event.sign > 0 and event.storage in gradients:
                     name = program.storages[event.storage].parameter or str(event.storage)
                     made.append((event.storage, name))

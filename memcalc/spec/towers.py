@@ -83,29 +83,45 @@ class _Tower:
         self.tensor(module, width, layers=layers)
         self.tensor(module, width, layers=layers, tensor="bias")
 
-    def plain_layers(self, width: int, inner: int, attention: tuple[str, ...], *, norm: str = "layernorm") -> None:
+    def plain_layers(
+        self,
+        width: int,
+        inner: int,
+        attention: tuple[str, ...],
+        *,
+        norm: str = "layernorm",
+        order: tuple[str, ...] = ("norm1", "norm2", "attention", "mlp"),
+    ) -> None:
         """Add layers with two norms, attention, and an MLP of two linear layers (three with RMSNorm).
 
         `attention` names the projections; "qkv" is one of all three. RMSNorm layers have no bias unless it is stated.
+        `order` is that of the constructor.
         """
         layers = self.layers
         gated = norm != "layernorm"
         bias = norm in ("layernorm", "rmsnorm with biases")
-        for name in ("norm1", "norm2"):
-            if gated:
-                self.tensor(f"layers.*.{name}", width, layers=layers)
+        for part in order:
+            if part == "attention":
+                for name in attention:
+                    out = 3 * width if name == "qkv" else width
+                    self.linear(f"layers.*.attention.{name}", out, width, layers=layers, bias=bias)
+            elif part == "mlp":
+                for name in ("gate_proj", "up_proj") if gated else ("fc1",):
+                    self.linear(f"layers.*.mlp.{name}", inner, width, layers=layers, bias=bias)
+                down = "down_proj" if gated else "fc2"
+                self.linear(f"layers.*.mlp.{down}", width, inner, layers=layers, bias=bias)
+            elif gated:
+                self.tensor(f"layers.*.{part}", width, layers=layers)
             else:
-                self.layer_norm(f"layers.*.{name}", width, layers=layers)
-        for name in attention:
-            self.linear(
-                f"layers.*.attention.{name}", 3 * width if name == "qkv" else width, width, layers=layers, bias=bias
-            )
-        for name in ("gate_proj", "up_proj") if gated else ("fc1",):
-            self.linear(f"layers.*.mlp.{name}", inner, width, layers=layers, bias=bias)
-        self.linear("layers.*.mlp.down_proj" if gated else "layers.*.mlp.fc2", width, inner, layers=layers, bias=bias)
+                self.layer_norm(f"layers.*.{part}", width, layers=layers)
 
 
-APART = ("q_proj", "k_proj", "v_proj", "out_proj")
+APART = ("k_proj", "v_proj", "q_proj", "out_proj")
+# Parts of a layer in the order of its constructor.
+CLIPS = ("attention", "norm1", "mlp", "norm2")
+LLAMA4S = ("attention", "mlp", "norm1", "norm2")
+PIXTRALS = ("norm1", "mlp", "attention", "norm2")
+SIGLIPS = ("norm1", "attention", "norm2", "mlp")
 JOINED = ("qkv", "proj")
 
 
@@ -197,7 +213,7 @@ def _siglip(tower: _Tower, width: int) -> None:
     patch = tower.size("patch_size")
     tower.conv("patch_embedding", width, tower.size("num_channels"), patch, patch)
     tower.tensor("position_embedding", (tower.size("image_size") // patch) ** 2, width)
-    tower.plain_layers(width, tower.size("intermediate_size"), APART)
+    tower.plain_layers(width, tower.size("intermediate_size"), APART, order=SIGLIPS)
     tower.layer_norm("post_layernorm", width)
 
 
@@ -206,7 +222,7 @@ def _mistral3(tower: _Tower) -> None:
     patch = tower.size("patch_size")
     tower.conv("patch_conv", width, tower.size("num_channels"), patch, patch, bias=False)
     tower.tensor("ln_pre", width)
-    tower.plain_layers(width, tower.size("intermediate_size"), APART, norm="rmsnorm")
+    tower.plain_layers(width, tower.size("intermediate_size"), APART, norm="rmsnorm", order=PIXTRALS)
     tower.tensor("projector.norm", width)
     merged = width * _checked(tower.config.get("spatial_merge_size", 2), "spatial_merge_size") ** 2
     tower.linear("projector.patch_merger", width, merged, bias=False)
@@ -221,7 +237,7 @@ def _llava(tower: _Tower) -> None:
     tower.conv("patch_embedding", width, tower.size("num_channels"), patch, patch, bias=False)
     tower.tensor("position_embedding", (tower.size("image_size") // patch) ** 2 + 1, width)
     tower.layer_norm("pre_layrnorm", width)
-    tower.plain_layers(width, tower.size("intermediate_size"), APART)
+    tower.plain_layers(width, tower.size("intermediate_size"), APART, order=CLIPS)
     tower.layer_norm("post_layernorm", width)
     chosen = tower.config.get("vision_feature_layer", -2)
     bias = bool(tower.config.get("multimodal_projector_bias", True))
@@ -236,7 +252,7 @@ def _llama4(tower: _Tower) -> None:
     tower.linear("patch_embedding", width, tower.size("num_channels") * patch**2, bias=False)
     tower.layer_norm("layernorm_pre", width)
     tower.layer_norm("layernorm_post", width)
-    tower.plain_layers(width, tower.size("intermediate_size"), APART)
+    tower.plain_layers(width, tower.size("intermediate_size"), APART, order=LLAMA4S)
     out = tower.size("projector_output_dim")
     tower.linear(
         "vision_adapter.mlp.fc1", tower.size("projector_input_dim"), tower.size("intermediate_size"), bias=False

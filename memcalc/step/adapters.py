@@ -14,6 +14,7 @@ from memcalc.errors import InputError, Unavailable
 from memcalc.extras import installation
 from memcalc.spec.finetuning import (
     ATTENTION_TARGETS,
+    HEAD,
     MLP_TARGETS,
     LoraSpec,
     adaptable_modules,
@@ -102,11 +103,20 @@ def quantizable_layers(module: nn.Module, spec: Spec) -> Iterator[tuple[str, nn.
     """
     if spec.model.transformers_config is None:
         yield from linear_layers(module, spec, adaptable_modules(spec.model, spec.training.implementation))
+        if spec.model.vision_config is not None:
+            yield from _linear_layers_of_tower(module)
         return
     classes = (nn.Linear, import_package("transformers").pytorch_utils.Conv1D)
     head = module.get_output_embeddings()  # type: ignore[operator]
     for path, part in module.named_modules():
         if isinstance(part, classes) and part is not head:
+            yield path, part
+
+
+def _linear_layers_of_tower(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the linear layers outside of the language model and the LM head, and their paths."""
+    for path, part in module.named_modules():
+        if isinstance(part, nn.Linear) and "language_model." not in path and not path.startswith(HEAD):
             yield path, part
 
 

@@ -185,7 +185,7 @@ def switch_recompute(module: nn.Module, spec: Spec) -> None:
     if not recomputed:
         return
     every = spec.training.recompute == "full"  # includes encoders, which num_layers does not count
-    layers = [layer for layer in module.modules() if isinstance(layer, GradientCheckpointingLayer)]
+    layers = layers_of_text(module, sees=spec.model.vision_config is not None)
     if has_segments(spec.training.recompute):
         join_layers(layers, plan_of(spec.training, spec.model.num_layers))
         return
@@ -196,6 +196,15 @@ def switch_recompute(module: nn.Module, spec: Spec) -> None:
     enable(options)
     for index, layer in enumerate(layers):
         layer.gradient_checkpointing = every or index in recomputed
+
+
+def layers_of_text(module: nn.Module, *, sees: bool) -> list[GradientCheckpointingLayer]:
+    """Return the layers that transformers can recompute; of a vision-language model, those of its language model."""
+    return [
+        layer
+        for name, layer in module.named_modules()
+        if isinstance(layer, GradientCheckpointingLayer) and (not sees or "language_model." in name)
+    ]
 
 
 def join_layers(layers: Sequence[nn.Module], plan: Segment) -> None:

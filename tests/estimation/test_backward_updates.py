@@ -117,3 +117,12 @@ def test_ranks_of_any_kind_are_gpus() -> None:
     """The message named data_parallel, with the ranks of tensor parallelism as its value."""
     with pytest.raises(InputError, match=r"but gpus = 2\. Set optimizer_in_backward: false, or gpus: 1\."):
         run("tensor_parallel=2")
+
+
+def test_lamb_updates_in_backward() -> None:
+    """Its norm's scratch memory is no temporary of the parameter's size."""
+    words = ("recipe=pure", "optimizer=lamb", "optimizer_in_backward=true")
+    found = memcalc.estimate("llama-3.2-1b", *words)
+
+    states = found.ledger.components("optimizer_step_2")[Component.OPTIMIZER_STATE]
+    assert states // found.parameters == 2 * 4

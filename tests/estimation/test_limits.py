@@ -110,3 +110,24 @@ def test_sequences_beyond_the_models_positions_are_said() -> None:
     assert said not in memcalc.estimate("llama-3-8b", "s=8192").notes
     with pytest.raises(InputError, match="longer than the 1024 learned positions"):
         memcalc.load("gpt2", "s=1025")
+
+
+@pytest.mark.parametrize(
+    ("preset", "words", "expected"),
+    [
+        ("gemma-2-2b", ("kernels=liger",), "Liger's kernels in modules of gemma2: PyTorch's are counted"),
+        ("llama-3-8b", ("kernels=liger",), ""),
+        (
+            "Qwen/Qwen3-Coder-Next",  # its first layers have linear attention
+            ("lora.target_modules=attention",),
+            "layers before the first one with an adapter, which save nothing: their activations are counted",
+        ),
+        ("Qwen/Qwen3-Coder-Next", ("lora.target_modules=all-linear",), ""),
+        ("Qwen/Qwen3-Coder-Next", ("lora.target_modules=attention", "recompute=full"), ""),
+        ("llama-3-8b", ("lora.target_modules=mlp",), ""),
+    ],
+)
+def test_activations_that_are_counted_too_high(preset: str, words: tuple[str, ...], expected: str) -> None:
+    found = limits_of(load(preset, ("implementation=huggingface", *words)))
+
+    assert [limit.feature for limit in found if limit.overcounts == "activations"] == [expected] * bool(expected)

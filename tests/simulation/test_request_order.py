@@ -111,6 +111,10 @@ def test_requests_of_every_optimizer_are_the_traces(
         ("gpt2", ("recipe=mixed-16", "gradient_clipping=1", "gradient_accumulation_steps=2")),
         ("qwen3_moe", ("recipe=amp", "dtype=fp16", "attention=eager")),  # the router's softmax reads fp16
         ("gpt2", ("recipe=pure", "optimizer=muon", "hidden_size=1536", "l=1")),  # norms of large matrices
+        ("llama", ("recipe=pure", "attention=flash", "head_dim=100")),  # padded to 104 features
+        ("llama", ("recipe=amp", "attention=flash", "head_dim=100", "recompute=full")),
+        ("gpt_neo", ("recipe=fp32", "attention=eager", "optimizer_in_backward=true")),  # biases before weights
+        ("gpt2", ("recipe=pure", "autocast=true")),  # norms read fp32 copies of their weights
     ],
 )
 def test_requests_of_other_settings_are_the_traces(family: str, words: tuple[str, ...]) -> None:

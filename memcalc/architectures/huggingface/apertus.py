@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from memcalc.architectures.huggingface.llama import Llama
-from memcalc.programs.tape import Tensor
+from memcalc.operators.base import DERIVATIVES
+from memcalc.programs.tape import NEW, BackwardMemory, Node, Tensor
 
 
 class Apertus(Llama):
@@ -19,9 +20,29 @@ class Apertus(Llama):
         curved = ops.times_parameter(x, f"{prefix}act_fn.alpha_p", "1", f"{name}: alpha x")
         square = ops.mul(curved, x, f"{name}: alpha x x")
         above = ops.add(square, ops.scale(x, f"{name}: beta x"), f"{name}: above 0")
-        least = ops.pointwise(x, f"{name}: min(x, eps)")
-        grown = ops.pointwise(least, f"{name}: expm1", saves="output")
+        grown = self.grown(self.least(x, f"{name}: min(x, eps)"), f"{name}: expm1")
         difference = ops.subtract(grown, x, f"{name}: expm1 - x")
         bent = ops.times_parameter(difference, f"{prefix}act_fn.alpha_n", "1", f"{name}: alpha (expm1 - x)")
         below = ops.add(bent, ops.scale(x, f"{name}: beta x again"), f"{name}: below 0")
         return ops.chosen(positive, above, below, name)
+
+    def least(self, x: Tensor, name: str) -> Tensor:
+        """torch.min(x, eps); backward: where(x == eps, g / 2, g).masked_fill_(x > eps, 0), of derivatives.yaml."""
+        tape = self.tape
+        y = tape.new(name, x.shape, x.dtype, DERIVATIVES)
+        half = tape.store(f"{name}: half the gradient", x.shape, x.dtype, DERIVATIVES)
+        equal, above = (tape.store(f"{name}: {what}", x.shape, "bool", DERIVATIVES) for what in ("equal", "above"))
+        backward = BackwardMemory(
+            prepares=((half, 1), (equal, 1)), between=((above, 1), (above, -1), (equal, -1), (half, -1))
+        )
+        tape.record(Node(name, (x,), (y,), (x.storage,), (NEW,), backward=backward, variables=(x,)))
+        return y
+
+    def grown(self, x: Tensor, name: str) -> Tensor:
+        """torch.expm1, which saves its result; backward multiplies the gradient by 1 more than it."""
+        tape = self.tape
+        y = tape.new(name, x.shape, x.dtype, DERIVATIVES)
+        factor = tape.store(f"{name} + 1", x.shape, x.dtype, DERIVATIVES)
+        backward = BackwardMemory(prepares=((factor, 1),), between=((factor, -1),))
+        tape.record(Node(name, (x,), (y,), (y.storage,), (NEW,), backward=backward, variables=(y,)))
+        return y

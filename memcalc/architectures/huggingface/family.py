@@ -389,6 +389,9 @@ class Family:
             if c.attention.repeats_heads:
                 k, v = (self.repeated(x, name, heads, views=False) for x, name in ((k, "k"), (v, "v")))
                 return ops.flash_attention(q, k, v, "h", "h", self.head_size, "s")
+            if c.attention.pads_heads:
+                core = ops.padded_flash_attention(q, k, v, "h", "h_kv", "s", splits=not c.attention.dropout)
+                return ops.copy(core, "attention output by token")
             core = ops.flash_attention(q, k, v, "h", "h_kv", self.head_size, "s", splits=not c.attention.dropout)
             return ops.copy(core, "attention output by token") if self.rotated_by_head else core
         if c.attention.kernel == "math":

@@ -129,9 +129,9 @@ class Llama(Rotary, Mlps):
         """
         if self.c.attention.single_key_head and name != "q":
             return x
-        if self.c.attention.by_matmuls or (self.sums_shared_heads if name == "v" else self.rotates_by_slices):
-            return self.ops.restrided_view(x, name)
-        return x
+        attention = self.c.attention
+        strided = self.sums_shared_heads or attention.pads_heads if name == "v" else self.rotates_by_slices
+        return self.ops.restrided_view(x, name) if attention.by_matmuls or strided else x
 
     def width_and_heads(self, name: str) -> tuple[str, str]:
         """Axes of q, k or v."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from memcalc.architectures.huggingface.llama import PartialRotary
 from memcalc.architectures.huggingface.mixtral import Qwen2Moe
 from memcalc.architectures.huggingface.modules.norms import shifted_rms_norm
+from memcalc.programs.program import SharedTable
 from memcalc.programs.tape import Shape, Tensor
 
 TOKENS: Shape = ("b", "s", "h_lv")
@@ -20,6 +21,37 @@ class Qwen35(PartialRotary):
     def norm(self, x: Tensor, module: str, width: str) -> Tensor:
         """Qwen3_5RMSNorm."""
         return shifted_rms_norm(self.ops, x, module, width)
+
+    def rotary_tables(self, *, windows: bool | None) -> list[Tensor]:
+        """Qwen3_5TextRotaryEmbedding.forward: angles in time, height and width for each sequence."""
+        if self.c.cache is not None:
+            return super().rotary_tables(windows=windows)
+        ops, width = self.ops, self.table_size(windows=windows)
+        halves, whole = ("3", "b", "s", f"{width}/2"), ("b", "s", width)
+        positions = ops.table("positions in fp32", ("3", "b", "s"), "fp32")
+        angles = ops.table("angles of pairs", halves, "fp32", of=(positions,))
+        pairs: dict[str, Tensor] = {}
+        for table in self.tables:
+            plain = ops.table(f"{table} before their factor", halves, "fp32", of=(angles,))
+            pairs[table] = ops.table(f"{table} of pairs", halves, "fp32", of=(plain,))
+        # The sines' parts are put together first.
+        if self.table_dtype == "fp32":
+            found = {
+                table: self.shared_table(table, whole, "fp32", pairs[table], table=SharedTable(table, windows))
+                for table in reversed(self.tables)
+            }
+        else:
+            wide = {
+                table: ops.table(f"{table} in fp32", whole, "fp32", of=(pairs[table],))
+                for table in reversed(self.tables)
+            }
+            found = {
+                table: self.shared_table(table, whole, self.table_dtype, wide[table], table=SharedTable(table, windows))
+                for table in self.tables
+            }
+            self.tape.still_referenced(*wide.values())
+        self.tape.still_referenced(angles)
+        return [found[table] for table in self.tables]
 
     def attention(self, x: Tensor) -> Tensor:
         """Linear attention, or attention with an output gate."""
@@ -155,6 +187,10 @@ class Qwen35Moe(Qwen35, Qwen2Moe):
 
 class Qwen3Next(Qwen35Moe):
     """Qwen3NextDecoderLayer: one linear layer for queries, keys, values and z; the parts of its output are copied."""
+
+    def rotary_tables(self, *, windows: bool | None) -> list[Tensor]:
+        """Qwen3NextRotaryEmbedding, which is llama's."""
+        return PartialRotary.rotary_tables(self, windows=windows)
 
     def projections(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Qwen3NextGatedDeltaNet.fix_query_key_value_ordering."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 from memcalc.layout.local_parameters import LocalParameter, LocalParameters
 
@@ -42,9 +43,13 @@ _IN_LAYERS: dict[str, tuple[str, ...]] = {
     "opt": (*_KEYS_FIRST, "input_norm", "mlp.", "post_attention_norm"),
     "phi": ("attention.q_proj", "attention.k_proj", "attention.v_proj", "attention.o_proj", "attention.", "mlp.", "i"),
     "phi3": ("attention.o_proj", "attention.", "mlp.", "input_norm", "post_attention_norm"),
-    "qwen3_5_moe_text": ("linear_attn.dt", "linear_attn.A_log", *_EXPERTS_FIRST),
+    "qwen3_5_moe_text": ("linear_attn.", *_PROJECTIONS, "mlp.", "input_norm", "post_attention_norm"),
+    "qwen3_5_text": ("linear_attn.", *_NORMS_LAST),
     "qwen3_moe": _EXPERTS_FIRST,
-    "qwen3_next": ("linear_attn.dt", "linear_attn.A_log", *_EXPERTS_FIRST),
+    "qwen3_next": (
+        *("linear_attn.dt", "linear_attn.A_log", "linear_attn.conv1d", "linear_attn.in_proj", "linear_attn."),
+        *(*_PROJECTIONS, "mlp.", "input_norm", "post_attention_norm"),
+    ),
     "starcoder2": _NORMS_LAST,
     # torchtitan 0.2.2 torchtitan/models/{llama3,qwen3,deepseek_v3}/model/model.py and models/moe/moe.py: w1, w2 and w3
     # are gate, down and up
@@ -95,8 +100,9 @@ def in_order(parameters: LocalParameters, family: str, prefixes: Sequence[str] =
         prefixes: of each layer's modules, where layers differ; empty: layers of one type come first.
     """
     embedding, layers, head = registered(parameters, family)
-    for parameter in embedding:
-        yield from (parameter,) * parameter.count  # more than one in a vision tower
+    for alike in _by_layers(embedding):  # layers of a vision tower
+        for layer in range(max(parameter.count for parameter in alike)):
+            yield from (parameter for parameter in alike if layer < parameter.count)
     kinds: dict[str, list[LocalParameter]] = {}
     for parameter in layers:
         kinds.setdefault(parameter.module.partition("*.")[0], []).append(parameter)
@@ -108,3 +114,10 @@ def in_order(parameters: LocalParameters, family: str, prefixes: Sequence[str] =
             for _ in range(max(parameter.count for parameter in alike)):
                 yield from alike
     yield from head
+
+
+def _by_layers(parameters: Sequence[LocalParameter]) -> Iterator[list[LocalParameter]]:
+    """Yield consecutive parameters of the same layers together, and each of the others alone."""
+    for prefix, grouped in groupby(parameters, key=lambda parameter: parameter.module.rpartition("*.")[0]):
+        alike = [*grouped]
+        yield from [alike] if prefix else ([parameter] for parameter in alike)

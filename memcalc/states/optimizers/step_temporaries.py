@@ -128,9 +128,12 @@ _ANY = LocalParameter("any", "weight", (("m", 2), ("n", 2)), 1, "head")
 
 
 def update_of_one(update: UpdateRule) -> tuple[str, ...]:
-    """Return the dtypes of the temporaries, each of the parameter's size, at the peak of updating one parameter."""
+    """Return the dtypes of the temporaries, each of the parameter's size, at the peak of updating one parameter.
+
+    A kernel's scratch memory for a norm (LAMB), a few KiB, is not counted.
+    """
     moments = _update_moments(LocalParameters((_ANY,)), update)
-    buffers = [[each.buffer for each in point.live] for point in moments]
+    buffers = [[each.buffer for each in point.live if each.buffer.shape != "norm"] for point in moments]
     assert all(buffer.shape == "whole" for moment in buffers for buffer in moment), update.optimizer
     dtypes = [tuple(update.dtype if each.dtype == "update" else each.dtype for each in moment) for moment in buffers]
     return max(dtypes, key=lambda each: sum(DTYPE_BYTES[dtype] for dtype in each), default=())
