@@ -15,10 +15,12 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import memcalc
+from benchmarks.record_generation import spec_of
 from memcalc.architectures.huggingface.catalogue import FAMILIES as WRITTEN
 from memcalc.errors import InputError
 from memcalc.simulation.simulated_run import unsupported_reason
 from memcalc.spec.model import ModelSpec
+from memcalc.spec.model_families.conversion import attends_eagerly
 from memcalc.spec.optimizers import OPTIMIZERS
 from memcalc.spec.spec import Spec
 from memcalc.spec.untraced_features import unsplittable
@@ -454,6 +456,47 @@ def in_transformers(spec: Spec) -> bool:
     return training.recompute != "selective" and training.attention in kernels
 
 
+# Models of the families that transformers generates with, where no preset has one.
+OF_HUB = {
+    "arcee": ["arcee-ai/AFM-4.5B"],
+    "flex_olmo": ["allenai/FlexOlmo-7x7B-1T"],
+    "hunyuan_v1_dense": ["tencent/Hunyuan-0.5B-Instruct"],
+    "nemotron": ["OpenLLM-France/Luciole-1B-Base"],
+}
+OF_PRESETS = {"deepseek_v3": ["deepseek-v3"], "exaone4": ["exaone-4-1.2b"], "glm": ["glm-4-9b-chat"]}
+OF_PRESETS |= {"glm4_moe": ["glm-4.5-air"], "gpt_oss": ["gpt-oss-20b"], "minimax_m2": ["minimax-m2"]}
+OF_PRESETS |= {"llama4_text": ["llama-4-scout"]}
+
+
+def generations(lot: Lot, rounds: int) -> Iterator[str]:
+    """Generation with each family of transformers once a round, with any cache, kernel and dtype."""
+    models = FAMILIES | LATER | LATEST | OF_HUB | OF_PRESETS
+    for family in sorted(models) * rounds:
+        while True:
+            name = lot.choice(models[family])
+            interval = memcalc.load(name).model.full_attention_interval
+            layers = lot.choice([2, 3]) if interval < 2 else interval + lot.choice([0, 1])
+            words = [f"l={layers}", f"batch_size={lot.choice([1, 1, 2, 4, 8, 32])}"]
+            words += [f"prompt_length={lot.choice([17, 100, 300, 512, 1000, 1024, 2048])}"]
+            words += [
+                f"new_tokens={lot.choice([1, 8, 33, 64])}",
+                f"cache={lot.choice(['dynamic', 'dynamic', 'static'])}",
+            ]
+            words += [f"attention={lot.choice(['flash', 'flash', 'eager', 'memory-efficient'])}"]
+            words += ["program=generate"] * (lot.random() < 1 / 2)
+            words += [f"dtype={lot.choice(['bf16', 'bf16', 'fp16', 'fp32'])}"]
+            words += [f"quantization={lot.choice(['nf4', 'fp4'])}"] if lot.random() < 0.15 else []
+            try:
+                found = spec_of(" ".join([name, *words]))
+            except InputError:
+                continue
+            sdpa = found.inference is not None and found.inference.attention != "eager"
+            if sdpa and attends_eagerly(found.model.architecture, "huggingface"):  # flash-attn, which is not recorded
+                continue
+            yield " ".join([name, *words])
+            break
+
+
 DRAWS: dict[str, Callable[[Lot, int], Iterator[str]]] = {
     "single": single,
     "theirs": theirs,
@@ -471,6 +514,7 @@ DRAWS: dict[str, Callable[[Lot, int], Iterator[str]]] = {
     "pipelines": pipelines,
     "sharded-pipelines": sharded_pipelines,
     "split-pipelines": split_pipelines,
+    "generations": generations,
 }
 
 

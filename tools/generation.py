@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 import memcalc
+from benchmarks.record_generation import fields_of
 from memcalc.estimation.estimate import estimate
 from memcalc.ledger.result import Result
 from memcalc.simulation.simulated_run import simulate
@@ -34,9 +35,10 @@ class Run:
     @cached_property
     def spec(self) -> Spec:
         """The run on the GPU of its record."""
-        preset, *words = self.case.split()
-        card = self.recorded["device"].partition(":")[2]
-        return memcalc.load(preset, *(f"inference.{word}" for word in words), gpu=card)
+        preset, fields = fields_of(self.case)
+        if self.case.startswith("phi-") and "reserved_bytes" not in self.recorded:  # ran before its gelu was read
+            fields.append("gelu=exact")
+        return memcalc.load(preset, *fields, gpu=self.recorded["device"].partition(":")[2])
 
     @cached_property
     def result(self) -> Result:

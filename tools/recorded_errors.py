@@ -22,6 +22,7 @@ from benchmarks.programs.compare import settings, write_files
 from benchmarks.programs.compiled import FAMILIES as COMPILED
 from benchmarks.programs.program import Family
 from benchmarks.programs.registry import FAMILIES
+from benchmarks.record_generation import spec_of
 from benchmarks.verdict_runs import loaded
 from memcalc.errors import InputError
 from memcalc.estimation.limits import limits_of
@@ -192,9 +193,7 @@ def _gpu_of(device: str) -> str | None:
 def _generations() -> Iterator[Recorded]:
     for path in sorted(RECORDINGS.glob(GENERATIONS)):
         for record in _lines(path):
-            preset, *fields = record["case"].split()
-            card = record["device"].partition(":")[2] or None
-            spec = load(preset, tuple(f"inference.{field}" for field in fields), gpu=card)
+            spec = spec_of(record["case"], record["device"].partition(":")[2] or None)
             spec = under(spec, record["versions"]["torch"])
             yield Recorded(
                 record["case"], record["device"], spec, max(record["phases"].values()), record["reserved_bytes"]

@@ -7,13 +7,17 @@ write and read its blocks in place (vllm/v1/attention/backends/flash_attn.py).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from memcalc.architectures.math_attention import math_attention
 from memcalc.architectures.options.attention import LayerKVCache
 from memcalc.architectures.structure import BlockStructure
 from memcalc.architectures.tensor_parallel import TensorParallelOps
 from memcalc.ledger.component import Component
 from memcalc.operators import Operators
+from memcalc.programs import operator_workspaces
 from memcalc.programs.tape import NEW, ForwardMemory, Node, Shape, Tape, Tensor
+from memcalc.spec.recipes import DTYPE_BYTES
 
 CACHE = "transformers 5.23 cache_utils.py"
 WITHOUT_GROUPS = ("falcon",)  # passes fewer key heads than query heads to sdpa, without enable_gqa
@@ -81,6 +85,8 @@ def cached_attention(
     v: Tensor,
     axes: tuple[str, str, str],
     out: Shape | None = None,
+    *,
+    by_head: bool = False,
 ) -> Tensor:
     """Fused attention over the cache; with a mask the memory-efficient kernel.
 
@@ -92,67 +98,59 @@ def cached_attention(
         v: values.
         axes: query heads, key/value heads, and the head dimension.
         out: axes of the output, where they differ from those of q.
+        by_head: whether queries are contiguous by head; flash attention's output then has their strides.
     """
     cache = c.cache
     assert cache is not None
     heads, kv_heads, width = axes
     if c.family in WITHOUT_GROUPS and c.attention.grouped:
-        return _in_separate_operators(ops, q, k, v, heads, cache.keys)
+        return math_attention(ops, c, q, k, v, width, by_head=by_head, masked=True)
     if not cache.masked and c.attention.kernel == "flash" and not c.attention.pads_heads:
-        return ops.flash_attention(q, k, v, heads, kv_heads, width, ("s", cache.keys), splits=True, out=out)
+        core = ops.flash_attention(q, k, v, heads, kv_heads, width, ("s", cache.keys), splits=True, out=out)
+        return ops.copy(core, "attention output by token") if by_head and cache.first else core
     if not cache.masked and c.attention.kernel == "math":
-        return math_attention(ops, c, q, k, v, width, by_head=False)
+        return math_attention(ops, c, q, k, v, width, by_head=by_head)
     tape = ops.tape
     if cache.repeats:
         k = ops.copy(k, "k for each head", ("b", cache.keys, heads, width))
         v = ops.copy(v, "v for each head", ("b", cache.keys, heads, width))
-    temporaries: tuple[int, ...] = ()
+    sizes = {"heads": heads, "head_dim": width, "value_dim": (out or q.shape)[-1], "length": "s"}
+    rule = operator_workspaces.named(operator_workspaces.efficient_forward, **sizes, item_bytes=DTYPE_BYTES[q.dtype])
+    temporaries = [
+        tape.store("attention fp32 output", (), "uint8", "ATen native/transformers/cuda/attention.cu", rule=rule)
+    ]
     if cache.masked:
         # ATen native/transformers/attention.cpp, convert_boolean_attn_mask
         citation = "ATen native/transformers/attention.cpp"
-        temporaries = (tape.store("mask in dtype", ("b", "s", cache.keys), q.dtype, citation),)
+        temporaries.insert(0, tape.store("mask in dtype", ("b", "s", cache.keys), q.dtype, citation))
     y = tape.new("attention output", out or q.shape, q.dtype, "ATen native/transformers/cuda/attention.cu")
-    tape.record(Node("attention", (q, k, v), (y,), (), (NEW,) * 3, forward=ForwardMemory(temporaries=temporaries)))
+    held = tuple(temporaries)
+    tape.record(Node("attention", (q, k, v), (y,), (), (NEW,) * 3, forward=ForwardMemory(temporaries=held)))
     return y
 
 
-def _in_separate_operators(ops: Operators, q: Tensor, k: Tensor, v: Tensor, heads: str, keys: str) -> Tensor:
-    """ATen native/transformers/attention.cpp, _scaled_dot_product_attention_math: bf16 and fp16 are computed in fp32.
+def write_next_token(
+    ops: Operators, c: BlockStructure, x: Tensor, width: str, returned: Callable[[Tensor], Tensor] | None = None
+) -> None:
+    """Write the logits of the last token, and their fp32 copy, from which the next token is selected.
 
-    The matmuls expand keys and values to the query heads, each as a copy.
+    Args:
+        ops: the operators.
+        c: the structure.
+        x: output of the final norm.
+        width: its last axis.
+        returned: function that returns the logits that the model returns; None: those of the LM head.
     """
-    tape, shape = ops.tape, ("b", heads, "s", keys)
-    given = q
-    q, k, v = (ops.cast(each, "fp32") for each in (q, k, v))
-    whole = ops.copy(k, "k for each head", ("b", keys, heads, "d_h"))
-    scores = ops.matmul(q, whole, "scores", shape)
-    citation = "ATen native/transformers/attention.cpp: _safe_softmax looks for rows without a key"
-    probabilities = tape.new("attention probabilities", shape, "fp32", citation)
-    masked = tape.store("masked scores", shape, "bool", citation)
-    node = Node(
-        "attention probabilities",
-        (scores,),
-        (probabilities,),
-        (),
-        (None,),
-        forward=ForwardMemory(temporaries=(masked,)),
-    )
-    tape.record(node)
-    spread = ops.copy(v, "v for each head", ("b", keys, heads, "d_h"))
-    return ops.cast(ops.matmul(probabilities, spread, "attention output", given.shape), given.dtype)
-
-
-def write_next_token(ops: Operators, c: BlockStructure, x: Tensor, width: str) -> None:
-    """Write the logits of the last token, and their fp32 copy, from which the next token is selected."""
     tape, split = ops.tape, TensorParallelOps(ops, c)
     vocabulary = c.sharding.axis("V")
     last = Tensor(x.storage, ("b", "1", width), x.dtype, grad=False)
     tape.record(Node("last token", (x,), (last,), (), (None,)))
     logits = split.column(last, "lm_head", (vocabulary, width), ("b", "1", vocabulary), bias=c.head.bias)
+    logits = logits if returned is None else returned(logits)
     whole = logits
     if c.sharding.tensor_parallel:
         whole = tape.new("logits of all ranks", ("b", "1", "V"), logits.dtype, "all_gather along the vocabulary")
         tape.record(Node("logits of all ranks", (logits,), (whole,), (), (None,)))
     wide = tape.new("logits in fp32", ("b", "V"), "fp32", "transformers 5.23 generation/utils.py: _sample")
     tape.record(Node("logits in fp32", (whole,), (wide,), (), (None,)))
-    tape.still_referenced(x, logits)  # variables of the model's output
+    tape.still_referenced(logits)  # variable of the model's output

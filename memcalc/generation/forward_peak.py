@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from memcalc.architectures.catalogue import GradientPolicy, Part, has_own_tape, program
 from memcalc.architectures.structure import BlockStructure, block_structure
-from memcalc.generation.forwards import Forward, LayerCache, forwards_of, layer_cache
+from memcalc.generation.forwards import Forward, LayerCache, attention_kernel, forwards_of, layer_cache
 from memcalc.layout.stages import Stage
 from memcalc.layout.symbols import symbol_values
 from memcalc.ledger.component import Component
@@ -82,14 +82,16 @@ def highest(spec: Spec, stage: Stage, gpu: GpuSpec | None, forward: Forward) -> 
         best = _better(best, _around(layers, done, left), opening, opening.top[1])
     standing = LiveStorages(opening, opening.program.after_forward, 1)
     named = LiveStorages(opening, parts.named(opening.program), 1)
-    first = stage.has_embedding
+    first, before = stage.has_embedding, None
     for kind in kinds:
         left[kind] -= 1
         if not (left[kind] and done[kind]):  # of identical layers the first or the last has the peak
             beside = (standing,) if first else (standing, named)
+            if before is not None:  # what the layer before returned besides its output
+                beside = (*beside, LiveStorages(layers[before], layers[before].program.handed, 1))
             best = _better(best, (*beside, *_around(layers, done, left)), layers[kind], layers[kind].top[1])
         done[kind] += 1
-        first = False
+        first, before = False, kind
     if stage.has_head:
         head = parts.block("head", "head")
         best = _better(best, (standing, named, *_around(layers, done, left)), head, head.top[1])
@@ -156,7 +158,10 @@ class ForwardBlocks:
         return self._block(name, part, layer_cache(self.spec, self.forward, windowed=windowed))
 
     def _block(self, name: str, part: Part, cache: LayerCache) -> GenerationBlock:
-        compiled = program(self.structure._replace(cache=cache.usage), part, False, NOTHING_TRAINS)
+        kernel = attention_kernel(self.spec, masked=cache.usage.masked)
+        attention = self.structure.attention
+        attention = attention._replace(kernel=kernel, pads_heads=attention.pads_heads and kernel == "flash")
+        compiled = program(self.structure._replace(cache=cache.usage, attention=attention), part, False, NOTHING_TRAINS)
         sized = sizer_of(self.values | cache.values).sized(compiled)
         caches = [i for i, each in enumerate(compiled.storages) if each.component is Component.KV_CACHE]
         written = tuple(i for i in caches if i in compiled.kept)

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from memcalc.architectures.kv_cache import KEPT, SO_FAR
 from memcalc.architectures.options.attention import LayerKVCache
+from memcalc.spec.defaults import kernel_in_fp32
+from memcalc.spec.hardware.kernels import FLASH_LARGEST_HEAD
 from memcalc.spec.inference import InferenceSpec
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.spec import Spec
@@ -39,7 +41,7 @@ class LayerCache(NamedTuple):
     @property
     def values(self) -> dict[str, int]:
         """The symbols of its axes."""
-        return {SO_FAR: self.before, KEPT: self.after}
+        return {SO_FAR: self.before, KEPT: self.after, f"{KEPT}+1": self.after + 1}
 
 
 def phases_of(inference: InferenceSpec) -> tuple[str, ...]:
@@ -92,12 +94,33 @@ def layer_cache(spec: Spec, forward: Forward, *, windowed: bool) -> LayerCache:
     kind = _dynamic if inference.cache == "dynamic" else _static
     found = kind(spec.model, inference, forward, windowed=windowed)
     # A single query of grouped heads becomes one for each head of its group (sdpa_attention.py, pack_gqa).
-    unfit = spec.model.mla is not None or spec.model.head_dim > FLASH_WIDTH
-    repeats = grouped and forward.tokens > 1 and (found.usage.masked or unfit) and spec.model.mla is None
-    return found._replace(usage=found.usage._replace(repeats=repeats))
+    masked = found.usage.masked or lacks_flash(spec.model)
+    several = spec.model.num_key_value_heads > 1  # a single head is repeated as a view
+    repeats = grouped and several and forward.tokens > 1 and masked and spec.model.mla is None
+    own = inference.program == "generate"
+    return found._replace(usage=found.usage._replace(repeats=repeats, own_positions=own))
 
 
-FLASH_WIDTH = 256  # torch 2.13 ATen native/transformers/cuda/sdp_utils.cpp: the largest head_dim of flash attention
+def attention_kernel(spec: Spec, *, masked: bool) -> str:
+    """Return the kernel of a layer's forward: scaled_dot_product_attention takes what its arguments allow.
+
+    Flash attention takes 16-bit dtypes without a mask; the memory-efficient kernel takes no grouped heads, which
+    transformers passes if there is no mask. The math kernel takes the rest.
+    """
+    training, model = spec.training, spec.model
+    if training.attention == "eager" or training.implementation != "huggingface":
+        return training.attention
+    if masked or lacks_flash(model):
+        return "memory-efficient"
+    if training.attention == "flash" and training.dtype != "fp32":
+        return "flash"
+    release = None if training.versions is None else training.versions.transformers
+    return kernel_in_fp32(release, grouped=model.num_key_value_heads != model.num_attention_heads)
+
+
+def lacks_flash(model: ModelSpec) -> bool:
+    """Return whether flash attention has no kernel for heads: too large, or with values of another dimension."""
+    return model.mla is not None or model.head_dim > FLASH_LARGEST_HEAD
 
 
 def _dynamic(model: ModelSpec, inference: InferenceSpec, forward: Forward, *, windowed: bool) -> LayerCache:

@@ -20,7 +20,7 @@ from memcalc.simulation.fsdp2_loading import broadcast_from_first_rank, moved_fr
 from memcalc.simulation.initial_tensors import InitialTensor, InitialTensors
 from memcalc.simulation.megatron_construction import built_by_megatron
 from memcalc.simulation.quantization import FP32, WIDE, in_4_bits, loaded_in_4_bits
-from memcalc.spec.finetuning import base_dtype
+from memcalc.spec.finetuning import QloraSpec, base_dtype
 from memcalc.spec.model_families.conversion import family_buffers
 from memcalc.spec.programs import OF_TRANSFORMERS, TRL, is_before
 from memcalc.spec.recipes import DTYPE_BYTES
@@ -189,23 +189,37 @@ def _warmup(spec: Spec, ordered: Sequence[LocalParameter], options: StateOptions
     maps = spec.parallelism.ranks == 1 and training.framework in TRL and not is_before(training.versions, "trl", MAPS)
     if not (quantizes or maps) or is_before(training.versions, "transformers", WARMS_UP):
         return
+    yield _all_weights(ordered, options)
+
+
+def _all_weights(ordered: Sequence[LocalParameter], options: StateOptions) -> InitialTensors:
+    """Return one allocation of the size of all weights, freed at once."""
     size = 0
     for _, found in groupby(ordered, key=lambda held: held.module):
         first, *rest = found  # what quantization adds to a 4-bit matrix follows it
         loaded = [] if first.adapts else [first, *(held for held in rest if not held.beside)]
         size += sum(DTYPE_BYTES[held.dtype or options.base] * held.elements for held in loaded)
-    yield InitialTensors(mask_of("model"), (InitialTensor(size, stays=False, component=Component.TEMPORARIES),))
+    return InitialTensors(mask_of("model"), (InitialTensor(size, stays=False, component=Component.TEMPORARIES),))
 
 
 def loaded_model(spec: Spec, stage: Stage, options: StateOptions) -> Iterator[InitialTensors]:
     """Yield the weights of a loaded model in registration order, then its buffers.
 
     from_pretrained builds modules on the meta device, and allocates each weight when it is loaded. Tied weights are
-    allocated once.
+    allocated once. 4-bit weights need a device map, as in a step (`_warmup`), and are loaded in the order of names.
     """
-    parameters = stage_parameters(spec, stage)
+    assert spec.inference is not None
+    parameters, quantization = stage_parameters(spec, stage), spec.inference.quantization
     ordered = tuple(in_order(parameters, options.update.family, layer_prefixes(spec.model, stage.numbers)))
-    weights = _sized(ordered, _copies_of(parameters, options), options, Role.WEIGHTS)
+    copies = _copies_of(parameters, options)
+    if quantization == "none":
+        weights = _sized(ordered, copies, options, Role.WEIGHTS)
+    else:
+        qlora = QloraSpec(quantization=quantization, double_quantization=False)  # BitsAndBytesConfig's defaults
+        run = spec.model_copy(update={"training": spec.training.model_copy(update={"qlora": qlora})})
+        ordered = tuple(parameter for _, parameter in _in_checkpoint(by_unit(ordered, stage.numbers)))
+        yield _all_weights(ordered, options)
+        weights = in_4_bits(run, ordered, _sized(ordered, copies, options, Role.WEIGHTS))
     yield from _joined(chain.from_iterable(weights))
     buffers = registered_buffers(spec, stage)
     yield from (_alone(item) for item in buffers if item.component is Component.WEIGHTS)

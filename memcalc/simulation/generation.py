@@ -10,13 +10,17 @@ from collections.abc import Collection, Iterator
 from itertools import islice
 from typing import NamedTuple
 
+from memcalc.architectures.huggingface.catalogue import WITH_CACHE
 from memcalc.generation.forward_peak import ForwardBlocks, GenerationBlock
 from memcalc.generation.forwards import Forward, all_forwards
 from memcalc.layout.stages import stages_of
 from memcalc.ledger.component import Component
 from memcalc.programs.program import Activity, SharedTable, StorageEvent
 from memcalc.simulation.construction import loaded_model
+from memcalc.simulation.initial_tensors import InitialTensor
 from memcalc.spec.hardware.gpus import find_gpu
+from memcalc.spec.inference import InferenceSpec
+from memcalc.spec.model_families.conversion import attends_eagerly
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.spec import Spec
 from memcalc.states.persistent import workspace
@@ -35,8 +39,11 @@ def unsupported_generation_reason(spec: Spec) -> str:
     reasons = {
         "generation over several GPUs": spec.parallelism.ranks > 1,
         "a paged cache": inference.cache == "paged",
-        "4-bit weights in generation": inference.quantization != "none",
         "generation with modules other than those of transformers": spec.training.implementation != "huggingface",
+        "kernels of flash-attn in a family without sdpa": spec.training.attention != "eager"
+        and attends_eagerly(spec.model.architecture, spec.training.implementation),
+        "4-bit weights of Conv1D": inference.quantization != "none" and spec.model.architecture == "gpt2",
+        "generation of a model of no family of transformers": spec.model.architecture not in WITH_CACHE,
     }
     found = next((reason for reason, holds in reasons.items() if holds), "")
     if found:
@@ -59,6 +66,8 @@ class _RecordedLayer(NamedTuple):
         caches: storages of its KV cache before this pass.
         output: storage of its output.
         live: storages that are live after it, and their indices in the program.
+        before: what the layer before returned besides its output, which is freed when this one returns.
+        handed: what this layer returned.
     """
 
     requests: RecordedRequests
@@ -66,14 +75,82 @@ class _RecordedLayer(NamedTuple):
     caches: tuple[int, ...]
     output: int
     live: dict[int, int]
+    before: tuple[int, ...]
+    handed: tuple[int, ...]
 
-    def again(self, requests: Requests, given: int, caches: Collection[int]) -> tuple[int, dict[int, int]]:
-        """Record another layer with its own input and caches; return its output and the storages still live."""
+    def again(
+        self, requests: Requests, given: int, caches: Collection[int], before: Collection[int]
+    ) -> tuple[int, dict[int, int], list[int]]:
+        """Record another layer with its own input and caches; return its output, what is still live, and handed."""
         new = {self.given: given, **dict(zip(self.caches, caches, strict=True))}
+        new |= zip(self.before, before, strict=True)
         requests.again(self.requests, new)
         for shared in self.live.values() - new.keys():
             requests.hold(shared)
-        return new[self.output], {at: new.get(storage, storage) for at, storage in self.live.items()}
+        live = {at: new.get(storage, storage) for at, storage in self.live.items()}
+        return new[self.output], live, [new[each] for each in self.handed]
+
+
+class GenerateLoop:
+    """What transformers' `generate` keeps between its forward passes.
+
+    transformers 5.23 generation/utils.py: the model gets a copy of the tokens and their positions, without a mask if
+    no token is padding; `_sample` references the tokens so far, the positions of the next pass, and the scores of the
+    last token until those of the next one exist.
+
+    Args:
+        inference: the run.
+        requests: where they are recorded.
+    """
+
+    def __init__(self, inference: InferenceSpec, requests: Requests) -> None:
+        self.sequences, self.prompt, self.requests = inference.batch_size, inference.prompt_length, requests
+        self.tokens = self.positions = self.first_positions = self.scores = -1
+        self.given: list[int] = []  # what the model gets in a pass
+
+    def take(self, tokens: int, size: int = TOKEN_BYTES) -> int:
+        """Allocate a matrix with so many elements of each sequence."""
+        return self.requests.take(size * self.sequences * tokens, 0, Component.INPUTS)
+
+    def drop(self, *storages: int) -> None:
+        """Free storages, of which -1 is none."""
+        self.requests.drop(each for each in storages if each >= 0)
+
+    def prepare(self) -> None:
+        """Record the mask and the positions of the prompt, and the copy of its tokens."""
+        mask = self.take(self.prompt)
+        counted = self.take(self.prompt)
+        before = self.take(self.prompt)
+        self.drop(counted)
+        padding = self.take(self.prompt, 1)
+        self.first_positions = self.take(self.prompt)
+        self.drop(padding, before, mask)
+        self.given = [self.take(self.prompt)]
+
+    def returned(self, forward: Forward) -> None:
+        """The model has returned: extend the positions by the next one."""
+        self.drop(*self.given)
+        self.given = []
+        old, self.positions = self.positions, self.take(forward.after + 1)
+        self.drop(old)
+
+    def keep(self, scores: int) -> None:
+        """Reference the scores, instead of those of the token before."""
+        self.requests.hold(scores)
+        self.drop(self.scores)
+        self.scores = scores
+
+    def extend(self, forward: Forward) -> None:
+        """Append the selected tokens, and slice what the model gets next."""
+        old, self.tokens = self.tokens, self.take(forward.after + 1)
+        self.drop(old)
+        self.given = [self.take(1), self.take(1)]
+
+    def live(self) -> list[int]:
+        """Return the storages that stay."""
+        return [
+            each for each in (self.tokens, self.positions, self.first_positions, self.scores, *self.given) if each >= 0
+        ]
 
 
 class GenerationRequests:
@@ -92,6 +169,7 @@ class GenerationRequests:
         self.caches: dict[int, list[int]] = {}  # storages of the KV cache, by layer
         self.shared: dict[SharedTable, int] = {}  # tensors that the embedding block creates for all layers
         self.next_tokens = -1  # storage of the tokens that the last forward pass selected
+        self.loop = None if spec.inference.program == "loop" else GenerateLoop(spec.inference, requests)
 
     def record(self) -> Requests:
         """Record all phases."""
@@ -99,23 +177,34 @@ class GenerationRequests:
         stage = stages_of(self.spec)[0]
         for built in loaded_model(self.spec, stage, state_options(self.spec)):
             for made in built.tensors:
-                self.requests.take(made.size, 0, made.component)
+                self._load(made)
         self.requests.begin("input")
         self._forwards()
         return self.requests
+
+    def _load(self, made: InitialTensor) -> None:
+        """Record the allocation of a weight or a buffer, or of what loading allocates and frees."""
+        if made.several:
+            self.requests.play(made.several, made.component)
+        elif made.stays:
+            self.requests.take(made.size, 0, made.component)
+        else:
+            self.requests.drop((self.requests.take(made.size, 0, made.component),))
 
     def _forwards(self) -> list[int]:
         """Record the prompts and all forward passes; return the storages that stay, but those of the KV cache."""
         prompts = TOKEN_BYTES * self.inference.batch_size * self.inference.prompt_length
         given = self.requests.take(prompts, 0, Component.INPUTS)
         before = -1  # tokens that the pass before selected, referenced until the next ones are
+        if self.loop is not None:
+            self.loop.prepare()
         for forward in self._passes():
             self._begin(forward)
             self._forward(forward)
             if before >= 0:
                 self.requests.drop((before,))
             before = self.next_tokens
-        return [given, before]
+        return [given, before, *(() if self.loop is None else self.loop.live())]
 
     def _passes(self) -> Iterator[Forward]:
         """The forward passes to record."""
@@ -129,7 +218,7 @@ class GenerationRequests:
         """Record the model's forward pass and the selection of the next tokens."""
         blocks = ForwardBlocks(self.spec, self.card, forward)
         opening = blocks.block("embedding", "embedding")
-        hidden, live = self._block(opening, -1, (), kept=blocks.named(opening.program))
+        hidden, live, handed = self._block(opening, -1, (), kept=blocks.named(opening.program))
         tables = ((opening.program.storages[at].table, storage) for at, storage in live.items())
         self.shared = {table: storage for table, storage in tables if table is not None}
         left = [live]
@@ -139,20 +228,22 @@ class GenerationRequests:
             kind = blocks.experts(layer), self.spec.model.has_window(layer)
             caches = self.caches.get(layer, ())
             if kind in recorded:
-                hidden, live = recorded[kind].again(self.requests, hidden, caches)
+                hidden, live, handed = recorded[kind].again(self.requests, hidden, caches, handed)
             else:
                 if kind not in kinds:
                     kinds[kind] = blocks.layer(*kind, several=False)
-                mark, given = self.requests.mark(), hidden
-                hidden, live = self._block(kinds[kind], given, caches)
+                mark, given, before = self.requests.mark(), hidden, tuple(handed)
+                hidden, live, handed = self._block(kinds[kind], given, caches)
+                self.requests.drop(before)
                 if layer:  # the input of the first one is the embedding's, which others may reference
                     requests = self.requests.since(mark)
-                    recorded[kind] = _RecordedLayer(requests, given, tuple(caches), hidden, dict(live))
+                    recorded[kind] = _RecordedLayer(
+                        requests, given, tuple(caches), hidden, dict(live), before, tuple(handed)
+                    )
             self.caches[layer] = [live.pop(at) for at in kinds[kind].written]
             left.append(live)
-        _, live = self._block(blocks.block("head", "head"), hidden, (), selects=True)
-        for each in (*left, live):
-            self.requests.drop(each.values())
+        left.append(dict(enumerate(handed)))
+        self._head(blocks.block("head", "head"), hidden, left, forward)
 
     def _block(
         self,
@@ -160,22 +251,19 @@ class GenerationRequests:
         given: int,
         caches: Collection[int],
         kept: Collection[int] = (),
-        *,
-        selects: bool = False,
-    ) -> tuple[int, dict[int, int]]:
-        """Record a block's forward; return its output and the storages that are still live.
+    ) -> tuple[int, dict[int, int], list[int]]:
+        """Record a block's forward; return its output, the storages still live, and what the next layer frees.
 
         Args:
             block: the block.
             given: storage of its input, which it takes over; -1: none.
             caches: the layer's KV cache before this pass.
             kept: further storages that a variable references.
-            selects: whether the next tokens are selected before the last storage is freed.
         """
         program, requests = block.program, self.requests
         live = dict(zip(block.found, caches, strict=True))
-        output, last = -1, len(program.forward) - 1
-        for position, event in enumerate(program.forward):
+        output, handed = -1, []
+        for event in program.forward:
             at, when = event.storage, event.operator.when
             if event.sign > 0 and when is Activity.START:
                 if at not in live:
@@ -187,11 +275,48 @@ class GenerationRequests:
                 if at in kept:
                     live[at] = output
                     requests.hold(output)
+            elif at in program.handed:
+                handed.append(live.pop(at))
             else:
-                if selects and position == last:
-                    self._select()
                 requests.drop((live.pop(at),))
-        return output, live
+        return output, live, handed
+
+    def _head(self, block: GenerationBlock, given: int, left: list[dict[int, int]], forward: Forward) -> None:
+        """Record the LM head, and the selection of the next tokens.
+
+        Args:
+            block: the head.
+            given: storage of its input, which it takes over.
+            left: what the blocks before left live, until the model returns: between the final norm and the LM head.
+            forward: the forward pass.
+        """
+        requests, live = self.requests, dict[int, int]()
+        made = [
+            event for event in block.program.forward if event.sign > 0 and event.operator.when is not Activity.START
+        ]
+        for event in block.program.forward:
+            at, when = event.storage, event.operator.when
+            if event.sign < 0:
+                requests.drop((live.pop(at),))
+                continue
+            if when is Activity.START:
+                if at not in live:
+                    live[at], given = self._started(block, at, given)
+                continue
+            if event.operator.multiplies:
+                for each in left:
+                    requests.drop(each.values())
+                left = []
+            if event is made[-1] and self.loop is not None:
+                self.loop.returned(forward)
+            live[at] = self._take(block, event)
+            if event is made[-1]:  # the scores in fp32
+                if self.loop is not None:
+                    self.loop.keep(live[at])
+                self._select()
+                if self.loop is not None:
+                    self.loop.extend(forward)
+        requests.drop(live.values())
 
     def _select(self) -> None:
         """Select the next token of each sequence."""

@@ -8,11 +8,14 @@ from pydantic import Field
 
 from memcalc.errors import InputError
 from memcalc.spec.model import ConfigBlock, Count, Size
-from memcalc.spec.training import Dtype, TorchVersion
+from memcalc.spec.model_families.conversion import attends_eagerly
+from memcalc.spec.training import Attention, Dtype, TorchVersion
 
 Cache = Literal["dynamic", "static", "paged"]
 CacheDtype = Literal["compute", "fp8"]
 Quantization = Literal["none", "nf4", "fp4"]
+
+Program = Literal["generate", "loop"]
 
 DEFAULT_CONTEXT = 2048  # tokens, if the model's positions allow them
 DEFAULT_NEW_TOKENS = 128
@@ -30,7 +33,9 @@ class InferenceSpec(ConfigBlock):
         "min(2048, max_position_embeddings)"
     )
     dtype: Dtype = Field("bf16", description="dtype of weights and activations")
-    quantization: Quantization = Field("none", description="4-bit linear layers: none | nf4 | fp4 (bitsandbytes)")
+    quantization: Quantization = Field(
+        "none", description="4-bit linear layers: none | nf4 | fp4 (bitsandbytes); bnb_4bit_compute_dtype as dtype"
+    )
     cache: Cache = Field(
         "dynamic", description="dynamic (grows by copying) | static (one size, transformers) | paged (blocks, vLLM)"
     )
@@ -42,7 +47,15 @@ class InferenceSpec(ConfigBlock):
     implementation: Literal["plain", "huggingface"] = Field(
         description="implementation of the modules; default: plain for a paged cache, else huggingface"
     )
-    attention: Literal["eager", "flash", "memory-efficient"] = Field("flash", description="the attention kernel")
+    program: Program = Field(
+        "generate",
+        description="generate of transformers, which keeps positions and the scores of the last token, or a loop that "
+        "feeds tokens to the model",
+    )
+    attention: Attention = Field(
+        description="attention kernel: eager, or the one that PyTorch's sdpa prefers; it takes another one where its "
+        "arguments rule that out; default: as for training of the family, flash for most"
+    )
     torch_version: TorchVersion = Field("v2.13", description="PyTorch version: workspaces, fused norms")
 
     @property
@@ -105,8 +118,15 @@ def forward_of(inference: dict[str, Any]) -> dict[str, Any]:
         "dtype": dtype,
         "recipe": "fp32" if dtype == "fp32" else "pure",
         "implementation": inference["implementation"],
-        "attention": inference.get("attention", "flash"),
+        **({} if inference.get("attention") is None else {"attention": inference["attention"]}),
         "torch_version": inference.get("torch_version", "v2.13"),
         "dropout": 0.0,
         "optimizer": "sgd",
     }
+
+
+def attention_of_generation(training: dict[str, Any], model: dict[str, Any]) -> str:
+    """Return the default attention kernel: that of a training step, unless this counts eager attention for sdpa."""
+    kernel = str(training.get("attention", "flash"))
+    alone = attends_eagerly(model.get("architecture"), training["implementation"])
+    return "flash" if kernel == "eager" and not alone else kernel

@@ -19,7 +19,7 @@ from memcalc.spec.defaults import default_parallelism, default_training, split_g
 from memcalc.spec.derive import derive_model
 from memcalc.spec.fields import BLOCKS, MODEL_SOURCES, NESTED, canonical_block, describe, find_field, unknown_top_level
 from memcalc.spec.hardware.gpus import with_budget
-from memcalc.spec.inference import default_inference, forward_of
+from memcalc.spec.inference import attention_of_generation, default_inference, forward_of
 from memcalc.spec.model_families.transformers_fallback import DIFFUSERS, fallback_block
 from memcalc.spec.origin import Origin
 from memcalc.spec.overrides import CARD, apply_overrides, parse_overrides, reject_two_gpus
@@ -250,6 +250,9 @@ def _resolve(
     parallelism = blocks.get("parallelism", {})
     parallelism = _noting(faults, lambda: split_gpus(parallelism, source.where(GPUS)), without_gpus(parallelism))
     training = default_training(given, model, parallelism)
+    if inference is not None and inference.get("attention") is None:
+        inference["attention"] = attention_of_generation(training, model)
+        training["attention"] = inference["attention"]
     parallelism = default_parallelism(parallelism, training.get("implementation"), training.get("dtype"))
     tied = source.where(("training", "global_batch_size"))
     training = _noting(faults, lambda: tie_batch(training, parallelism, tied), training)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from memcalc.ledger.verdict import RecordedErrors
-from memcalc.verdict.run_types import COMPILED
+from memcalc.verdict.run_types import COMPILED, GENERATION
 
 FILE = Path(__file__).parents[1] / "data" / "recorded_errors.json"
 
@@ -81,7 +81,8 @@ def _reserve_ratio(names: tuple[str, ...]) -> tuple[float, RecordedErrors]:
             low, high = found["least"] / middle - 1, found["most"] / middle - 1
             worst = max(low, high, key=abs)
             return middle, RecordedErrors(run_type, found["runs"], found["spread"], worst, low, high, replayed=False)
-    middle = table[""]["median"]  # of all runs
+    every = table[""]  # all runs
+    middle = (table.get(GENERATION, every) if names[0].startswith(GENERATION) else every)["median"]
     return middle, _unrecorded(names[0], replayed=False)
 
 

@@ -24,7 +24,7 @@ def kinds_of(spec: Spec) -> tuple[str, ...]:
     compiles its conversions, and their requests are not modelled one by one.
     """
     if spec.inference is not None:
-        return _of_generation(spec), GENERATION
+        return _of_generation(spec)
     if spec.training.alloc_conf and spec.parallelism.ranks > 1:
         return (SEVERAL_EXPANDABLE,) if _expands(spec.training) else (SEVERAL_SETTINGS,)
     return _on_one_gpu(spec.training) if spec.parallelism.trains_alone else _on_several_gpus(spec)
@@ -46,12 +46,18 @@ def program_kinds(spec: Spec) -> tuple[str, ...]:
     return f"{PROGRAMS}, {ONE_GPU if parallelism.trains_alone else engine}", PROGRAMS
 
 
-def _of_generation(spec: Spec) -> str:
-    """Return the type of a generation: a family with its own forward pass modelled, or the general block."""
+def _of_generation(spec: Spec) -> tuple[str, ...]:
+    """Return the kinds of a generation; those that were never recorded have no wider one of similar runs."""
     from memcalc.architectures.huggingface.catalogue import WITH_CACHE  # a training step does not need it
 
-    modelled = spec.model.architecture in WITH_CACHE
-    return f"{GENERATION}, {'modules of the family' if modelled else 'general block'}"
+    assert spec.inference is not None
+    if spec.parallelism.ranks > 1:
+        return (f"{GENERATION}, {SEVERAL_GPUS}",)
+    if spec.inference.cache == "paged":
+        return (f"{GENERATION}, paged cache",)
+    if spec.training.implementation != "huggingface" or spec.model.architecture not in WITH_CACHE:
+        return (f"{GENERATION}, general block",)
+    return f"{GENERATION}, modules of the family", GENERATION
 
 
 def _on_one_gpu(training: TrainingSpec) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import memcalc
+from benchmarks.record_generation import fields_of
 from memcalc.errors import InputError
 from memcalc.ledger.component import Component
 
@@ -21,8 +22,8 @@ GIVEN = (f"inference.batch_size={BATCH}", f"inference.prompt_length={PROMPT}", f
 
 
 def words(case: str) -> list[str]:
-    preset, *fields = case.split()
-    return [preset, *(f"inference.{field}" for field in fields)]
+    preset, fields = fields_of(case)
+    return [preset, *fields]
 
 
 @pytest.mark.long

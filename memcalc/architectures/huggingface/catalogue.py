@@ -74,8 +74,9 @@ FAMILIES: dict[str, tuple[str, str]] = {
     "starcoder2": ("llama_variants", "Starcoder2"),
 }
 
-# families with a KV cache on their tapes; generation uses the plain block for the others
-WITH_CACHE = frozenset({"gpt2", "llama", "mistral", "qwen2", "qwen3"})
+# families without a KV cache on their tapes; generation uses the plain block for them, or rejects them
+WITHOUT_CACHE = frozenset({"apertus", "gemma4_text", "nemotron_h", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"})
+WITH_CACHE = frozenset(FAMILIES) - WITHOUT_CACHE
 TRACED = f"On one GPU and under FSDP2 `memcalc estimate` and `memcalc trace` run it: {installation('hf')}."
 # families where PEFT moves adapters of dense MLPs to the stacked experts (PEFT 0.21
 # utils/transformers_weight_conversion.py)

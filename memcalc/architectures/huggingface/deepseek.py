@@ -5,6 +5,7 @@ from __future__ import annotations
 from memcalc.architectures.huggingface.llama import Llama
 from memcalc.architectures.huggingface.modules.experts import COPIES
 from memcalc.architectures.huggingface.sigmoid_router import SCORES, GroupLimitedRouter
+from memcalc.architectures.kv_cache import cached, cached_attention
 from memcalc.architectures.structure import BlockStructure
 from memcalc.programs.tape import Tensor
 
@@ -16,6 +17,7 @@ QUERIES = "h·(d_n+d_r)"
 class DeepseekAttention(Llama):
     """DeepseekV3Attention: RoPE on pairs of adjacent features of a part of each head; keys share theirs."""
 
+    caches_latents = True
     latents: tuple[Tensor, ...] = ()  # variables of the layer's attention, referenced until it returns
 
     @classmethod
@@ -48,13 +50,17 @@ class DeepseekAttention(Llama):
         compressed, turning_k = ops.split(joint, ((*TOKENS, "r_kv"), (*TOKENS, "1", "d_r")), "latents")
         compressed = self.norm(compressed, "attention.kv_a_norm", "r_kv")
         turned_q, turned_k = self.positioned(turning_q, turning_k)
-        whole_q = ops.concatenate((plain_q, turned_q), (*HEADS, "d_n+d_r"), "q joined")
-        both = (*HEADS, "d_n+d_v")
-        kv = ops.linear(compressed, "attention.kv_b_proj", ("h·(d_n+d_v)", "r_kv"), both, bias=False)
-        plain_k, v = ops.split(ops.restrided_view(kv, "k and v"), ((*HEADS, "d_n"), (*HEADS, "d_v")), "k and v")
-        for_all = ops.expanded(turned_k, "turned k for each head", (*HEADS, "d_r"))
-        k = ops.written((plain_k, for_all), (*HEADS, "d_n+d_r"), "k written")
         self.latents = (q, turned_q, joint, compressed, turned_k)
+        if self.c.cache is not None:  # of the latents
+            compressed, turned_k = cached(ops, self.c.cache, compressed, turned_k)
+        keys = compressed.shape[1]
+        whole_q = ops.concatenate((plain_q, turned_q), (*HEADS, "d_n+d_r"), "q joined")
+        heads = ("b", keys, "h")
+        both = (*heads, "d_n+d_v")
+        kv = ops.linear(compressed, "attention.kv_b_proj", ("h·(d_n+d_v)", "r_kv"), both, bias=False)
+        plain_k, v = ops.split(ops.restrided_view(kv, "k and v"), ((*heads, "d_n"), (*heads, "d_v")), "k and v")
+        for_all = ops.expanded(turned_k, "turned k for each head", (*heads, "d_r"))
+        k = ops.written((plain_k, for_all), (*heads, "d_n+d_r"), "k written")
         return whole_q, k, v
 
     def queries(self, x: Tensor) -> Tensor:
@@ -78,6 +84,8 @@ class DeepseekAttention(Llama):
 
     def scaled_dot_product(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Memory-efficient attention: flash has no kernel for values and keys of different head_dim."""
+        if self.c.cache is not None:
+            return cached_attention(self.ops, self.c, q, k, v, ("h", "h", "d_n+d_r"), (*HEADS, "d_v"))
         return self.ops.efficient_attention(q, k, v, "h", "d_n+d_r", "s", masked=self.c.layer.masked, out=v.shape)
 
     def attended(self, x: Tensor) -> Tensor:

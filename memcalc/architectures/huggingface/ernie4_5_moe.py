@@ -21,7 +21,7 @@ class Ernie4Moe(Ernie4, Mixtral):
         tokens = ops.flattened(x, "tokens")
         shared = self.dense(tokens, "mlp.shared_experts.", "F_s") if self.c.experts.shared else None
         logits, weights, chosen = self.route(tokens)
-        total = grouped_experts(ops, tokens, weights, chosen)
+        total = grouped_experts(ops, tokens, weights, chosen, batched=self.decodes_by_generate)
         if shared is not None:
             total = ops.add(total, shared, "experts and shared expert")
         y = ops.cast(total, x.dtype, f"sum of experts in {x.dtype}")

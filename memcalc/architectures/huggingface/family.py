@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memcalc.architectures.kv_cache import cached_attention, write_mask, write_next_token
+from memcalc.architectures.kv_cache import cached_attention, write_next_token
 from memcalc.architectures.losses import write_loss
 from memcalc.architectures.math_attention import math_attention
 from memcalc.architectures.structure import BlockStructure
@@ -69,7 +69,7 @@ class Family:
         c, ops = self.c, self.ops
         x = self.token_embedding()
         if c.position.kind == "learned":
-            ids = None if c.cache is not None else self.position_ids()
+            ids = None if self.rows != ("s",) else self.position_ids()
             if self.mask_first:
                 self.shared_tables()
             positions = self.positions(ids)
@@ -89,6 +89,11 @@ class Family:
             self.tape.live.names.add(x.storage)
         return x
 
+    @property
+    def rows(self) -> Shape:
+        """Axes of what has one row per position: of all sequences alike, or of each if the model gets position ids."""
+        return ("b", "s") if self.c.cache is not None and self.c.cache.own_positions else ("s",)
+
     def position_ids(self) -> Tensor:
         """Return the position ids of a sequence."""
         counted = self.ops.table("positions so far", ("s",), "int64")
@@ -98,7 +103,7 @@ class Family:
         """Return position embeddings; without `ids`, the ids are created here."""
         table = (self.c.position.table, "d")
         if ids is None:
-            return self.ops.embedding("embed_positions", table, ("s",), counts=True)
+            return self.ops.embedding("embed_positions", table, self.rows, counts=True)
         rows = self.ops.embedding("embed_positions", table, ("s",), index=ids)
         self.name_positions(ids.storage)
         return rows
@@ -146,9 +151,8 @@ class Family:
 
     def masks(self) -> None:
         """Write the position ids, where they come first, and the masks."""
-        c, tape = self.c, self.tape
-        write_mask(tape, c)
-        if c.cache is None and self.positions_first and c.position.kind != "learned":
+        c = self.c
+        if self.positions_first and c.position.kind != "learned" and self.rows == ("s",):
             self.count_positions()
         if c.attention.kernel == "eager":
             both = self.masks_windows and c.masks.has_windows
@@ -160,6 +164,9 @@ class Family:
             if both:
                 mask = self.eager_mask(SharedTable("causal mask", windows=True), "mask of windows", windowed=True)
                 self.name_mask(mask.storage, "windows")
+        elif c.cache is not None and c.cache.masked:
+            mask = self.window_truth("mask") if c.masks.has_windows else self.causal_truth("mask")
+            self.name_mask(mask.storage, "all")
         if c.masks.padding == "boolean":
             mask = self.padding_truth("padding mask")
             self.name_mask(mask.storage, "all")
@@ -195,8 +202,6 @@ class Family:
     def eager_mask(self, table: SharedTable, name: str, *, windowed: bool = False) -> Tensor:
         """Write an additive mask in the embeddings' dtype; adding it to scores saves nothing (masking_utils.py)."""
         c = self.c
-        if c.cache is not None:
-            return self.shared_table(name, self.mask, c.dtypes.embedded, table=table)
         truth = self.window_truth(f"{name}, truth") if windowed else self.causal_truth(f"{name}, truth")
         return self.shared_table(name, self.mask, c.dtypes.embedded, truth, table=table)
 
@@ -204,8 +209,9 @@ class Family:
         """Return the indices of queries and of keys, each plus an offset."""
         found = []
         for of in ("queries", "keys"):
-            counted = self.ops.table(f"{name}: {of} so far", ("s",), "int64")
-            found.append(self.ops.table(f"{name}: {of}", ("s",), "int64", of=(counted,)))
+            axis = (self.c.keys if of == "keys" else "s",)
+            counted = self.ops.table(f"{name}: {of} so far", axis, "int64")
+            found.append(self.ops.table(f"{name}: {of}", axis, "int64", of=(counted,)))
         return found[0], found[1]
 
     def causal_truth(self, name: str) -> Tensor:
@@ -237,8 +243,6 @@ class Family:
             of_sequences: also with the mask of each sequence's tokens (padding_mask_function).
         """
         ops, shape = self.ops, shape or ("s", self.c.keys)
-        if self.c.cache is not None:
-            return self.shared_table(name, shape, "bool", table=table)
         counted = self._counted(name)
         edge = ops.table(f"{name}: edge of the window", ("s",), "int64", of=counted[:1])
         inside = ops.table(f"{name}: in the window", shape, "bool", of=(edge, counted[1]))
@@ -257,18 +261,18 @@ class Family:
     def rotary_tables(self, *, windows: bool | None) -> list[Tensor]:
         """The model's rotary embedding: cos and sin of angles, times a factor, in the embeddings' dtype."""
         ops, width = self.ops, self.table_size(windows=windows)
-        whole = ("s", width)
+        whole = (*self.rows, width)
         kind = " of windows" if windows else ""
-        if self.c.cache is not None or len(self.tables) == 1:
+        if len(self.tables) == 1:
             return [
                 self.shared_table(f"{table}{kind}", whole, self.table_dtype, table=SharedTable(table, windows))
                 for table in self.tables
             ]
-        positions = ops.table(f"positions in fp32{kind}", ("s",), "fp32")
+        positions = ops.table(f"positions in fp32{kind}", self.rows, "fp32")
         if width.endswith("/2"):
             halves = angles = ops.table(f"angles{kind}", whole, "fp32", of=(positions,))
         else:
-            halves = ops.table(f"angles of pairs{kind}", ("s", f"{width}/2"), "fp32", of=(positions,))
+            halves = ops.table(f"angles of pairs{kind}", (*self.rows, f"{width}/2"), "fp32", of=(positions,))
             angles = ops.table(f"angles{kind}", whole, "fp32", of=(halves,))
         wide: list[Tensor] = []
         for table in self.tables:
@@ -340,7 +344,7 @@ class Family:
             width = "d_e"
             x = ops.linear(x, "project_out", ("d_e", "d"), ("b", "s", "d_e"), bias=False)
         if c.cache is not None:
-            write_next_token(ops, c, x, width)
+            write_next_token(ops, c, x, width, self.logits)
         else:
             with ops.as_stored("lm_head"):
                 write_loss(ops, c, x, width, self.logits, fp32_logits=self.fp32_logits)
@@ -380,7 +384,7 @@ class Family:
         c, ops = self.c, self.ops
         k, v = self.in_training_cache(k, v)
         if c.cache is not None:
-            return cached_attention(ops, c, q, k, v, ("h", "h_kv", "d_h"))
+            return cached_attention(ops, c, q, k, v, ("h", "h_kv", "d_h"), by_head=self.rotated_by_head)
         heads = ("b", "s", "h", self.head_size)
         if c.attention.rotation:
             core = ops.ring_attention(q, k, v, "h", "h_kv", self.head_size, c.attention.rotation)
@@ -415,10 +419,9 @@ class Family:
         if c.attention.grouped:
             k, v = self.repeated(k, "k", keys), self.repeated(v, "v", keys)
         named = (k, v)
-        copies = c.batched and (
-            not c.attention.grouped or c.attention.single_key_head
-        )  # bmm needs each of these matrices contiguous
-        of_q = c.batched and not self.rotated_by_head
+        # bmm needs each of these matrices contiguous
+        copies = self.copies_keys and (not c.attention.grouped or c.attention.single_key_head)
+        of_q = self.copies_queries and not self.rotated_by_head
         of_k = copies and (c.attention.grouped or not self.rotated_by_head)
         names = ("q by head" if of_q else "", "k by head" if of_k else "")
         scores = ops.scale(ops.matmul(q, k, "scores", scores_shape, names), "scaled scores")
@@ -431,10 +434,34 @@ class Family:
         self.weights = (dropped,)
         names = ("", "v by head" if copies else "")
         core = ops.matmul(dropped, v, "attention output", (*heads[:-1], v.shape[-1]), names)
-        by_token = ops.copy(core, "attention output by token", reorders=c.batched)
+        by_token = self.by_token(core)
         if c.attention.grouped:
             self.tape.still_referenced(*named)  # variables key_states, value_states
         return by_token
+
+    @property
+    def copies_queries(self) -> bool:
+        """Whether bmm gets copies of queries by head: of a single token they are contiguous."""
+        return self.c.batched and not self.single_token
+
+    @property
+    def copies_keys(self) -> bool:
+        """Whether bmm gets copies of keys and values by head: in a KV cache they are contiguous."""
+        return self.c.batched and self.c.cache is None
+
+    @property
+    def single_token(self) -> bool:
+        """Whether a forward of generation processes one token of each sequence."""
+        return self.c.cache is not None and not self.c.cache.first
+
+    @property
+    def decodes_by_generate(self) -> bool:
+        """Whether `generate` of transformers decodes a token."""
+        return self.single_token and self.rows != ("s",)
+
+    def by_token(self, core: Tensor) -> Tensor:
+        """Return attention's output by token; that of a single token is so already."""
+        return core if self.single_token else self.ops.copy(core, "attention output by token", reorders=self.c.batched)
 
     def in_training_cache(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Return the keys and values that attention reads; the model's output references them until the loss is there.

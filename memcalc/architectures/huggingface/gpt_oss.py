@@ -42,7 +42,7 @@ class GptOss(Mixtral):
         """Kernels of flash-attn also take the sinks, which get a gradient."""
         k, v = self.in_training_cache(k, v)
         sinks = self.ops.expand_parameter("attention.sinks", ("h",), ("h",))
-        core = self.ops.flash_attention(q, k, v, "h", "h_kv", "d_h", "s")
+        core = self.ops.flash_attention(q, k, v, "h", "h_kv", "d_h", ("s", self.c.keys))
         self.tape.also_reads(sinks)
         return self.ops.copy(core, "attention output by token")  # has the strides of the rotated queries
 
@@ -50,9 +50,10 @@ class GptOss(Mixtral):
         """eager_attention_forward of gpt_oss: each head has an additional logit in the softmax, the sink."""
         c, ops = self.c, self.ops
         k, v = self.in_training_cache(k, v)
-        heads, all_of, more = ("b", "s", "h", "d_h"), ("b", "h", "s", "s"), ("b", "h", "s", "s+1")
+        heads, all_of = ("b", "s", "h", "d_h"), ("b", "h", "s", c.keys)
+        more, of_keys = (*all_of[:-1], f"{c.keys}+1"), ("b", c.keys, "h", "d_h")
         if c.attention.grouped:
-            k, v = ops.copy(k, "k for each head", heads), ops.copy(v, "v for each head", heads)
+            k, v = ops.copy(k, "k for each head", of_keys), ops.copy(v, "v for each head", of_keys)
         scores = ops.scale(ops.matmul(q, k, "scores", all_of), "scaled scores")
         masked = ops.shift(scores, "masked scores", c.dtypes.embedded)
         sinks = ops.expand_parameter("attention.sinks", ("h",), ("b", "h", "s", "1"))
@@ -62,10 +63,10 @@ class GptOss(Mixtral):
         dropped = ops.dropout(kept, "attention probabilities dropout", c.attention.dropout)
         weights = ops.cast(dropped, v.dtype, "probabilities in dtype")
         self.tape.still_referenced(masked)
-        values = ops.copy(v, "v by head") if c.batched and not c.attention.grouped else v
+        values = ops.copy(v, "v by head") if self.copies_keys and not c.attention.grouped else v
         self.weights = (weights,)
         core = ops.matmul(weights, values, "attention output", heads)
-        by_token = ops.copy(core, "attention output by token", reorders=c.batched)
+        by_token = self.by_token(core)
         self.tape.still_referenced(combined, probabilities)
         if c.attention.grouped:
             self.tape.still_referenced(k, v)
@@ -75,7 +76,15 @@ class GptOss(Mixtral):
         """GptOssMLP, with tokens as a matrix."""
         x = self.ops.flattened(x, "tokens")
         logits, weights, chosen = self.route(x)
-        total = grouped_experts(self.ops, x, weights, chosen, clamped, biases=self.c.experts.bias)
+        total = grouped_experts(
+            self.ops,
+            x,
+            weights,
+            chosen,
+            clamped,
+            biases=self.c.experts.bias,
+            batched=self.decodes_by_generate,
+        )
         self.tape.still_referenced(logits, *self.weights)  # the layer's variable for attention weights is rebound
         self.weights = (weights,)
         return total

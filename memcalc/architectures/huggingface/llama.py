@@ -14,6 +14,7 @@ from memcalc.programs.tape import Tensor
 class Llama(Rotary, Mlps):
     """LlamaDecoderLayer and families that copy it (mistral, qwen2, qwen3)."""
 
+    caches_latents = False  # the cache has what keys and values are projected from
     views_last = False  # q, k and v are split into heads after all three are projected
     norms_heads = "at once"  # or "together" (after q, k and v are projected), or "after positions"
     # The norms before and after a branch; "": none.
@@ -51,7 +52,7 @@ class Llama(Rotary, Mlps):
         """LlamaAttention.forward."""
         c, ops = self.c, self.ops
         q, k, v = self.queries_keys_values(x)
-        if c.cache is not None:
+        if c.cache is not None and not self.caches_latents:
             k, v = cached(ops, c.cache, k, v)
         core = self.core(q, k, v)
         output = AdaptedLayer("attention.o_proj", ("d", self.core_width), ("b", "s", "d"))

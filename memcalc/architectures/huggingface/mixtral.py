@@ -24,7 +24,7 @@ class Mixtral(Llama):
         """MixtralSparseMoeBlock, with tokens as a matrix; it references its router's outputs until it returns."""
         x = self.ops.flattened(x, "tokens")
         logits, weights, chosen = self.route(x)
-        total = grouped_experts(self.ops, x, weights, chosen)
+        total = grouped_experts(self.ops, x, weights, chosen, batched=self.decodes_by_generate)
         self.tape.still_referenced(logits)
         return total
 
@@ -73,7 +73,7 @@ class Qwen2Moe(Qwen3Moe):
         x = ops.flattened(x, "tokens")
         common = self.dense(x, "mlp.shared_experts.", "F_s")
         logits, weights, chosen = self.route(x)
-        total = grouped_experts(ops, x, weights, chosen)
+        total = grouped_experts(ops, x, weights, chosen, batched=self.decodes_by_generate)
         gate = ops.linear(x, "mlp.shared_expert_gate", ("1", "d"), ("b", "s", "1"), bias=False)
         gate = ops.pointwise(gate, "mlp.shared_expert_gate sigmoid", saves="output")
         gated = ops.weigh(common, gate, "gated shared expert", first=True)

@@ -40,7 +40,7 @@ class GroupLimitedRouter(Mixtral):
         """DeepseekV3MoE."""
         ops = self.ops
         logits, weights, chosen = self.route(ops.flattened(x, "tokens of the router"))
-        total = grouped_experts(ops, x, weights, chosen)
+        total = grouped_experts(ops, x, weights, chosen, batched=self.decodes_by_generate)
         y = ops.add(total, self.dense(x, "mlp.shared_experts.", "F_s"), "experts and shared expert")
         self.tape.still_referenced(logits, weights, chosen, total)
         return y

@@ -171,6 +171,7 @@ class LayerKVCache(NamedTuple):
         repeats: whether keys and values are first copied for every query head.
         slides: whether a static window is full and moves by one token.
         passes: whether a static window is shorter than the prompt, which attention then reads unchanged.
+        own_positions: whether the program passes position ids of each sequence, as `generate` of transformers does.
     """
 
     cache_type: str
@@ -181,3 +182,4 @@ class LayerKVCache(NamedTuple):
     repeats: bool = False
     slides: bool = False
     passes: bool = False
+    own_positions: bool = False

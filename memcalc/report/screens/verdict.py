@@ -147,8 +147,12 @@ def _varies(result: Sizing) -> bool:
 
 
 def _counted_as(result: Sizing) -> str:
-    """Return how a compiled run is counted: mostly it needs less."""
-    return " in eager execution" if isinstance(result, Result) and result.spec.training.compile else ""
+    """Return how a compiled run is counted: mostly it needs less; and that a generation is not replayed."""
+    if not isinstance(result, Result):
+        return ""
+    if result.spec.inference is not None and result.headline.reserved_bytes is not None:
+        return "" if result.replayed.confidence == "replay" else " (allocator not replayed)"
+    return " in eager execution" if result.spec.training.compile else ""
 
 
 def limit_text(result: Sizing, unit: Unit, *, clause: bool = False) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memcalc.errors import InputError
+from memcalc.spec.model_families.conversion import attends_eagerly
+from memcalc.spec.model_families.files import family_named
 from memcalc.spec.model_families.transformers_fallback import fallback_family
 from memcalc.spec.rule_sets.violations import Violation, shown
 from memcalc.spec.spec import Spec
@@ -42,6 +44,15 @@ def inference(spec: Spec) -> Iterator[Violation]:
             f"is longer than the {positions} learned positions.",
             f"Set context_length: {positions} or less, or raise model.max_position_embeddings.",
         )
+    architecture = spec.model.architecture
+    if asked.attention != "eager" and attends_eagerly(architecture, asked.implementation):
+        package = family_named(str(architecture)).flash_package
+        if asked.attention != "flash" or not package:
+            yield Violation(
+                ("inference", "attention"),
+                f"transformers' {architecture} does not support sdpa, but attention = {asked.attention}.",
+                "Set attention: eager; or flash, for flash_attention_2." if package else "Set attention: eager.",
+            )
     yield from _cache(spec)
     yield from _spread(spec)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memcalc.architectures.huggingface.modules.mlp import Mlps
+from memcalc.architectures.kv_cache import cached
 from memcalc.programs.tape import NEW, BackwardMemory, Node, Tensor
 
 
@@ -30,9 +31,9 @@ class Bloom(Mlps):
 
     def alibi(self) -> Tensor:
         """Return ALiBi's bias, one row per head and sequence: in fp32 for each head, repeated, and cast."""
-        rows, dtype = ("b", "h", "s"), self.c.dtypes.embedded
-        positions = self.shared_table("positions", ("s",), "int64")
-        of_heads = self.shared_table("alibi of each head", ("h", "s"), "fp32", positions)
+        rows, dtype = ("b", "h", self.c.keys), self.c.dtypes.embedded
+        positions = self.shared_table("positions", (self.c.keys,), "int64")
+        of_heads = self.shared_table("alibi of each head", ("h", self.c.keys), "fp32", positions)
         if dtype == "fp32":
             return self.shared_table("alibi", rows, dtype, of_heads)
         repeated = self.shared_table("alibi in fp32", rows, "fp32", of_heads)
@@ -59,15 +60,20 @@ class Bloom(Mlps):
         heads = ("b", "s", "h", "d_h")
         qkv = ops.linear(x, "attention.qkv_proj", ("3·d", "d"), ("b", "s", "h", "3·d_h"), bias=True)
         q, k, v = ops.slices(qkv, (heads, heads, heads), "q, k, v")
-        if c.batched:
-            q, k, v = ops.copy(q, "q by head"), ops.copy(k, "k by head"), ops.copy(v, "v by head")
-        scores = ops.biased_matmul(self.given_alibi(), q, k, "scores", ("b", "h", "s", "s"))
+        if c.cache is not None:
+            k, v = cached(ops, c.cache, k, v)
+        if self.copies_queries:
+            q = ops.copy(q, "q by head")
+        if self.copies_keys:
+            k, v = ops.copy(k, "k by head"), ops.copy(v, "v by head")
+        scores = ops.biased_matmul(self.given_alibi(), q, k, "scores", ("b", "h", "s", c.keys))
         masked = ops.shift(scores, "masked scores", c.dtypes.embedded)
         wide = ops.softmax(masked, "attention probabilities", "fp32")
         probabilities = ops.cast(wide, q.dtype, "probabilities in dtype")
         dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention.dropout)
         self.weights = (dropped,)
-        core = ops.copy(ops.matmul(dropped, v, "attention output", heads), "attention output by token", reorders=True)
+        core = ops.matmul(dropped, v, "attention output", heads)
+        core = core if self.single_token else ops.copy(core, "attention output by token", reorders=True)
         y = ops.linear(core, "attention.o_proj", ("d", "d"), ("b", "s", "d"), bias=True)
         output = ops.add(residual, ops.dropout(y, "attention dropout", c.residual.dropout), "attention sum")
         self.tape.still_referenced(x, qkv, q, k, v, scores, masked, core, y)
@@ -75,7 +81,7 @@ class Bloom(Mlps):
 
     def given_alibi(self) -> Tensor:
         """Return ALiBi's bias as layers get it."""
-        return Tensor(-1, ("b", "h", "s"), self.c.dtypes.embedded, grad=False)
+        return Tensor(-1, ("b", "h", self.c.keys), self.c.dtypes.embedded, grad=False)
 
     def own_gelu(self, x: Tensor) -> Tensor:
         """GeLUFunction, which saves its input and calls bloom_gelu_forward and bloom_gelu_back, operator by operator.

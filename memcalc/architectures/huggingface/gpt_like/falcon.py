@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from memcalc.architectures.huggingface.modules.mlp import Mlps
 from memcalc.architectures.huggingface.modules.rotary import Rotary
+from memcalc.architectures.kv_cache import cached, cached_attention
 from memcalc.architectures.structure import BlockStructure
 from memcalc.ledger.component import Component
 from memcalc.programs import operator_workspaces
@@ -23,6 +24,8 @@ class Falcon(Rotary, Mlps):
     @classmethod
     def lacks_kernel(cls, c: BlockStructure) -> str:
         """Return why PyTorch does not run a kernel: flash takes no mask, and Falcon does not set enable_gqa."""
+        if c.cache is not None:
+            return ""
         if c.attention.kernel in ("flash", "math"):
             return "because its layers always have a mask"
         shares = c.attention.single_key_head and not (c.residual.parallel and c.residual.norms == 2)
@@ -59,12 +62,18 @@ class Falcon(Rotary, Mlps):
             self.tape.live.names.add(self.shared_table("tokens that count", ("b", "s"), "int64").storage)
             alibi = self.shared_table("alibi", ("b", "h", "s"), c.dtypes.embedded)
             self.name_argument(alibi.storage, stays=c.saving.checkpoints_layers)
-        if c.attention.kernel == "eager":
+        if c.attention.kernel == "eager" or c.cache is not None:
             return
         if self.alibi:
             self.mask_with_alibi()
         else:
             self.name_mask(self.shared_table("causal mask", ("s", "s"), "bool").storage, "all")
+
+    def masks(self) -> None:
+        """Write the masks; in generation the fused kernels' mask, too."""
+        super().masks()
+        if self.c.cache is not None and self.c.attention.kernel != "eager":
+            self.name_mask(self.causal_truth("mask").storage, "all")
 
     def mask_with_alibi(self) -> None:
         """Write the mask with ALiBi, saved unless the kernel copies it to another dtype or longer rows."""
@@ -128,6 +137,10 @@ class Falcon(Rotary, Mlps):
             given = (q, k)
             q, k = self.positioned(q, k)
             self.tape.still_referenced(*given)
+        if c.cache is not None:
+            given = (k, v)
+            k, v = cached(self.ops, c.cache, k, v)
+            self.tape.still_referenced(*given)
         by_token, *names = (
             self.by_products(q, k, v, x.dtype) if c.attention.kernel == "eager" else (self.in_one_kernel(q, k, v),)
         )
@@ -137,6 +150,8 @@ class Falcon(Rotary, Mlps):
 
     def in_one_kernel(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """scaled_dot_product_attention with a boolean mask, or with an additive mask that includes ALiBi."""
+        if self.c.cache is not None:
+            return cached_attention(self.ops, self.c, q, k, v, ("h", "h_kv", "d_h"))
         if not self.alibi:
             return self.ops.efficient_attention(q, k, v, "h", "d_h", "s", masked=True)
         mask = Tensor(-1, MAP, self.c.dtypes.embedded, grad=False)
@@ -145,14 +160,14 @@ class Falcon(Rotary, Mlps):
     def by_products(self, q: Tensor, k: Tensor, v: Tensor, dtype: str) -> tuple[Tensor, ...]:
         """Return attention as separate operators, by token, and the tensors that variables reference."""
         c, ops = self.c, self.ops
-        heads = HEADS if c.attention.single_key_head and not self.new_architecture else ()
-        copies = ("q by head", "k by head") if c.batched else ("", "")
-        scores = ops.matmul(q, k, "scores", MAP, copies, expands=heads)
+        heads = ("b", c.keys, *HEADS[2:]) if c.attention.single_key_head and not self.new_architecture else ()
+        copies = ("q by head" if self.copies_queries else "", "k by head" if self.copies_keys or heads else "")
+        scores = ops.matmul(q, k, "scores", (*MAP[:-1], c.keys), copies if c.batched else ("", ""), expands=heads)
         probabilities, *names = self.with_alibi(scores, dtype) if self.alibi else self.without(scores)
         self.weights = (probabilities,)
-        copies = ("", "v by head" if c.batched else "")
+        copies = ("", "v by head" if self.copies_keys or (heads and c.batched) else "")
         core = ops.matmul(probabilities, v, "attention output", HEADS, copies, expands=heads)
-        return ops.copy(core, "attention output by token", reorders=c.batched), *names
+        return self.by_token(core), *names
 
     def without(self, scores: Tensor) -> tuple[Tensor, ...]:
         """Return the attention probabilities, without dropout."""

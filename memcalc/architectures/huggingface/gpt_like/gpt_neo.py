@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from memcalc.architectures.huggingface.gpt_like.gpt2 import Gpt2
 from memcalc.architectures.huggingface.modules.fp32_attention import Fp32Attention
+from memcalc.architectures.kv_cache import cached
 from memcalc.programs.tape import Tensor
 
 
@@ -25,6 +26,8 @@ class GptNeo(Fp32Attention, Gpt2):
             for name in "qkv"
         )
         q, v = ops.restrided_view(q, "q"), ops.restrided_view(v, "v")
+        if c.cache is not None:
+            k, v = cached(ops, c.cache, k, v)
         attended = self.linear(self.attend_in_fp32(q, k, v), "attention.o_proj", ("d", "d"), ("b", "s", "d"))
         attended = ops.dropout(attended, "attention dropout", c.residual.dropout)
         self.tape.still_referenced(x, q, k, v)
@@ -33,4 +36,4 @@ class GptNeo(Fp32Attention, Gpt2):
     def scored(self, x: Tensor) -> Tensor:
         """torch.where with the layer's mask, and a tensor of one number."""
         self.named = (self.ops.table("mask value", ("1",), x.dtype),)
-        return self.ops.where(x, "scores of earlier tokens", ("s", "s"))
+        return self.ops.where(x, "scores of earlier tokens", ("s", self.c.keys))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from memcalc.architectures.huggingface.modules.mlp import Mlps
 from memcalc.architectures.huggingface.modules.rotary import Rotary
+from memcalc.architectures.kv_cache import cached
 from memcalc.programs.tape import Tensor
 
 
@@ -39,6 +40,8 @@ class GptNeox(Rotary, Mlps):
         # the gradients of q, k and v are concatenated by head, and copied by token
         q, k, v = ops.split(ops.restrided_view(qkv, "q, k, v"), (heads, heads, heads), "q, k, v")
         q, k = self.positioned(q, k)
+        if c.cache is not None:
+            k, v = cached(ops, c.cache, k, v)
         if c.attention.kernel == "eager":
             core = self.eager(q, k, v, softmax_in_fp32=True)
         else:

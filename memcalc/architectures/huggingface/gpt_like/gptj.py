@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from memcalc.architectures.huggingface.gpt_like.codegen import ROTATED, CodeGen
 from memcalc.architectures.huggingface.modules.fp32_attention import Fp32Attention
+from memcalc.architectures.kv_cache import cached
 from memcalc.programs.tape import Tensor
 
 
@@ -26,6 +27,8 @@ class Gptj(Fp32Attention, CodeGen):
             name: ops.concatenate((turned[name], passing), heads, f"{name} joined")
             for name, (_, passing) in cut.items()
         }
+        if c.cache is not None:
+            joined["k"], v = cached(ops, c.cache, joined["k"], v)
         core = self.attend_in_fp32(joined["q"], joined["k"], v)
         attended = ops.linear(core, "attention.o_proj", ("d", "d"), ("b", "s", "d"), bias=False)
         attended = ops.dropout(attended, "attention dropout", c.residual.dropout)
@@ -35,7 +38,7 @@ class Gptj(Fp32Attention, CodeGen):
     def gathered_tables(self, dtype: str) -> tuple[Tensor, ...]:
         """The layer's copied sin/cos cache, and its rows for the current positions."""
         ops = self.ops
-        everywhere = ops.table("sines and cosines of all positions", ("S", "d_rot"), "fp32")
-        places = ops.table("positions, repeated", ("s", "d_rot"), "int64")
-        rows = ops.table("sines and cosines", ("s", "d_rot"), "fp32")
+        everywhere = ops.table("sines and cosines of all positions", (*self.rows[:-1], "S", "d_rot"), "fp32")
+        places = ops.table("positions, repeated", (*self.rows, "d_rot"), "int64")
+        rows = ops.table("sines and cosines", (*self.rows, "d_rot"), "fp32")
         return everywhere, places, ops.cast(rows, dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memcalc.architectures.huggingface.modules.mlp import Mlps
+from memcalc.architectures.kv_cache import cached
 from memcalc.programs.tape import Tensor
 
 
@@ -52,20 +53,20 @@ class Mpt(Mlps):
             ops.restrided_view(q, "q"),
             ops.restrided_view(v, "v"),
         )  # the gradient of k is transposed, which is a view of rows
-        if c.batched:
-            read_q, read_k = ops.copy(q, "q by head"), ops.copy(k, "k by head")
-        else:
-            read_q, read_k = q, k
-        scores = ops.scale(ops.matmul(read_q, read_k, "scores", ("b", "h", "s", "s")), "scaled scores")
+        if c.cache is not None:
+            k, v = cached(ops, c.cache, k, v)
+        read_q = ops.copy(q, "q by head") if self.copies_queries else q
+        read_k = ops.copy(k, "k by head") if self.copies_keys else k
+        scores = ops.scale(ops.matmul(read_q, read_k, "scores", ("b", "h", "s", c.keys)), "scaled scores")
         scores = ops.shift(scores, "scores + alibi", "fp32")
-        masked = ops.where(scores, "masked scores", ("b", "s", "s"))
+        masked = ops.where(scores, "masked scores", ("b", "s", c.keys))
         self.tape.reads("causal mask")
         probabilities = ops.cast(ops.softmax(masked, "attention probabilities"), v.dtype, "probabilities in dtype")
         dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention.dropout)
         self.weights = (dropped,)
-        values = ops.copy(v, "v by head") if c.batched else v
+        values = ops.copy(v, "v by head") if self.copies_keys else v
         core = ops.matmul(dropped, values, "attention output", heads)
-        by_token = ops.copy(core, "attention output by token", reorders=c.batched)
+        by_token = self.by_token(core)
         y = ops.linear(by_token, "attention.o_proj", ("d", "d"), ("b", "s", "d"), bias=False)
         self.tape.still_referenced(x, qkv, masked, by_token)
         return y

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memcalc.architectures.huggingface.modules.mlp import Mlps
+from memcalc.architectures.kv_cache import cached
 from memcalc.ledger.component import Component
 from memcalc.programs.tape import Tensor
 
@@ -55,6 +56,8 @@ class Opt(Mlps):
             part = ops.scale(part, "q scaled") if name == "q" else part
             parts[name] = ops.restrided_view(part, name) if c.attention.kernel == "eager" else part
         q, k, v = parts["q"], parts["k"], parts["v"]
+        if c.cache is not None:
+            k, v = cached(ops, c.cache, k, v)
         core = (
             self.eager(q, k, v, softmax_in_fp32=True)
             if c.attention.kernel == "eager"

@@ -1,4 +1,4 @@
-"""Routed experts: one grouped GEMM for all experts (transformers 5.23, integrations/moe.py)."""
+"""Routed experts: one grouped GEMM for all of them, or in decoding one bmm (transformers 5.23, integrations/moe.py)."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ def grouped_experts(
     biases: bool = False,
     up: str = "2·F_e",
     width: str = "d",
+    batched: bool = False,
 ) -> Tensor:
     """grouped_mm_experts_forward, transformers' default: token copies, sorted by expert, through the experts and back.
 
@@ -47,7 +48,10 @@ def grouped_experts(
         biases: whether experts have biases, one row per expert.
         up: axis of the first projection: of gate and up together, or "F_e" without a gate.
         width: axis of the tokens.
+        batched: whether it is batched_mm_experts_forward instead, as in decoding by `generate`.
     """
+    if batched:
+        return _batched_experts(ops, x, weights, gated, biases=biases, up=up, width=width)
     rows = (*COPIES, width)
     ids, order = ops.sorted_order(chosen, "order of token copies")
     source = ops.table("tokens of copies", COPIES, "int64", "aten::floor_divide")
@@ -73,4 +77,39 @@ def grouped_experts(
     total = ops.cast(summed, x.dtype, f"sum of experts in {x.dtype}")
     named = (chosen, ids, order, selected, scales, counted, counts, ends, down, back, ordered, summed)
     ops.tape.still_referenced(*named, *bias, weights)
+    return total
+
+
+def _batched_experts(
+    ops: Operators,
+    x: Tensor,
+    weights: Tensor,
+    gated: Callable[[Operators, Tensor], Tensor],
+    *,
+    biases: bool,
+    up: str,
+    width: str,
+) -> Tensor:
+    """batched_mm_experts_forward: the weights of each token's experts are copied for it, and multiplied by one bmm.
+
+    transformers 5.23 generation/utils.py, _optimize_model_for_decode: `generate` decodes by it on GPUs.
+    """
+    rows, citation = (*COPIES, width), "aten::index"
+    selected = ops.table("tokens of copies", rows, x.dtype, "aten::repeat_interleave")
+    first = ops.table("weights of each token's experts", (*COPIES, up, width), x.dtype, citation)
+    bias = (ops.table("biases of each token's experts", (*COPIES, up), x.dtype, citation),) if biases else ()
+    both = ops.matmul(selected, first, "mlp.experts.gate and up", (*COPIES, up))
+    both = ops.add_in_place(both, *bias, "mlp.experts.gate and up, and bias") if bias else both
+    product = gated(ops, both)
+    second = ops.table("down weights of each token's experts", (*COPIES, width, "F_e"), x.dtype, citation)
+    ops.tape.still_referenced(first)
+    more = (ops.table("down biases of each token's experts", rows, x.dtype, citation),) if biases else ()
+    ops.tape.still_referenced(*bias)
+    down = ops.matmul(product, second, "mlp.experts.down", rows)
+    down = ops.add_in_place(down, *more, "mlp.experts.down and bias") if more else down
+    ops.tape.still_referenced(product)
+    weighted = ops.weigh(down, weights, "weighted expert outputs")
+    summed = ops.sum_of_copies(weighted, x.shape, "sum of experts")
+    total = ops.cast(summed, x.dtype, f"sum of experts in {x.dtype}")
+    ops.tape.still_referenced(selected, second, *more, down, weighted, summed, weights)
     return total

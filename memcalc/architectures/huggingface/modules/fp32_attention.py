@@ -15,16 +15,16 @@ class Fp32Attention(Mlps):
         """_attn; its variables reference the casts until it returns."""
         c, ops = self.c, self.ops
         wide_q, wide_k = ops.cast(q, "fp32", "q in fp32"), ops.cast(k, "fp32", "k in fp32")
-        copies = ("q by head", "k by head") if c.batched else ("", "")
-        scores = self.scored(ops.matmul(wide_q, wide_k, "scores", ("b", "h", "s", "s"), copies))
+        copies = ("q by head" if self.copies_queries else "", "k by head" if self.copies_keys else "")
+        scores = self.scored(ops.matmul(wide_q, wide_k, "scores", ("b", "h", "s", c.keys), copies))
         scores = ops.shift(scores, "masked scores", c.dtypes.embedded)
         probabilities = ops.cast(ops.softmax(scores, "attention probabilities"), v.dtype, "probabilities in dtype")
         dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention.dropout)
         self.weights = (dropped,)
-        values = ops.copy(v, "v by head") if c.batched else v
+        values = ops.copy(v, "v by head") if self.copies_keys else v
         core = ops.matmul(dropped, values, "attention output", ("b", "s", "h", "d_h"))
         self.tape.still_referenced(wide_q, wide_k, *self.named)
-        return ops.copy(core, "attention output by token", reorders=c.batched)
+        return self.by_token(core)
 
     def scored(self, x: Tensor) -> Tensor:
         """Return the scores before the mask is added."""

@@ -55,7 +55,7 @@ class Rotary(Family):
         """repeat_interleave of the first halves of the model's cos/sin cache."""
         if not self.spreads_tables:
             return ()
-        shape = ("s", self.rotated_size)
+        shape = (*self.rows, self.rotated_size)
         return tuple(self.ops.table(name, shape, self.table_dtype) for name in ("cosines of pairs", "sines of pairs"))
 
     def split_rotary(self, x: Tensor, name: str) -> tuple[Tensor, Tensor | None]:
