@@ -9,11 +9,10 @@ from typing import NamedTuple
 import pytest
 
 from benchmarks.verdict_runs import loaded
-from memcalc.estimation.limits import limits_of
 from memcalc.spec.spec import Spec
 from memcalc.validation.predictions import under
 from tests.thinning import quick_every
-from tools.recorded_errors import Recorded, compared
+from tools.recorded_errors import Recorded, compared, differs_without_values, is_claimed
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "recordings" / "fields"
 CHUNKS = 0.006  # of linear attention and Mamba-2, with loops over chunks that are written as one operator
@@ -51,19 +50,6 @@ def runs() -> list[Run]:
                 sizes = record["allocated_bytes"], record["reserved_bytes"]
                 found.append(Run(path.stem, number, record["case"], spec, *sizes))
     return found
-
-
-def differs_without_values(spec: Spec) -> bool:
-    """Return whether three steps on a device that computes no values are not those of training.
-
-    ASGD's loop makes a tensor more unless mu is 1 (torch/optim/asgd.py), and RAdam rectifies from the sixth step on.
-    """
-    return spec.training.optimizer in ("asgd", "radam")
-
-
-def is_claimed(spec: Spec) -> bool:
-    """Return whether nothing that is named changes the memory of the run."""
-    return not any(limit.holds_memory or limit.overcounts != "nothing" for limit in limits_of(spec))
 
 
 def most(run: Run) -> float:
