@@ -425,9 +425,8 @@ def wide(lot: Lot, rounds: int) -> Iterator[str]:
             words = sizes(lot, memcalc.load(preset).model) + settings(lot, RECIPES_DRAWN)
             words += updated(lot, (*OPTIMIZERS_DRAWN, "adamw", "adam-8bit", "lion-8bit"))
             beside = lot.sample(BESIDE, lot.choice([0, 1, 2]))
-            words = list(dict(word.split("=") for word in " ".join([*words, *beside]).split()).items())
-            words = [f"{name}={value}" for name, value in words]
-            words += [*layout.split(), f"implementation={implementation}"]
+            last = {word.partition("=")[0]: word for word in " ".join([*words, *beside]).split()}
+            words = [*last.values(), *layout.split(), f"implementation={implementation}"]
             if can_be(preset, *words) and not unsupported_reason(memcalc.load(preset, *words)):
                 yield " ".join([preset, *words])
                 break

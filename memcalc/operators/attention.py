@@ -117,8 +117,8 @@ class FusedAttention(Base):
         ATen native/transformers/attention.cpp: pad_last_dim<8> and its callers.
         """
         v, k, q = (self.autocast_input(t, "attention") for t in (v, k, q))  # as in `linear`
-        padded = [self.pad_heads(t, name) for t, name in ((q, "q"), (k, "k"), (v, "v"))]
-        y = self.flash_attention(*padded, heads, kv_heads, PADDED_WIDTH, length, splits=splits)
+        wide_q, wide_k, wide_v = (self.pad_heads(t, name) for t, name in ((q, "q"), (k, "k"), (v, "v")))
+        y = self.flash_attention(wide_q, wide_k, wide_v, heads, kv_heads, PADDED_WIDTH, length, splits=splits)
         self.tape.still_referenced(q, k, v)  # arguments of aten::scaled_dot_product_attention, perhaps cast by autocast
         seen = Tensor(y.storage, (*y.shape[:-1], "d_h"), y.dtype)
         self.tape.record(Node("attention output without padding", (y,), (seen,), (), (NEW,)))
