@@ -445,6 +445,7 @@ KINDS = (
     "llama-3.2-1b optimizer_implementation=for-loop data_parallel=8",
     "llama-3.2-1b data_parallel=8 zero_stage=2 optimizer_implementation=fused",
     "llama-3.2-1b data_parallel=8 zero_stage=3 engine=deepspeed optimizer=lion optimizer_implementation=for-loop",
+    *(f"llama-3.2-1b data_parallel=8 zero_stage={stage} engine=deepspeed" for stage in (1, 2, 3)),
     "llama-3.2-1b data_parallel=8 zero_stage=3",
     "gpt2 data_parallel=8 optimizer=adam optimizer_implementation=for-loop",
     *(f"gpt2 optimizer={optimizer}" for optimizer in OPTIMIZERS),

@@ -78,7 +78,7 @@ def spec_limits(spec: Spec) -> tuple[Limit, ...]:
 
 def _before_adapters(spec: Spec) -> Iterator[Limit]:
     """Yield layers before the first one with an adapter, which save nothing if nothing before them trains."""
-    adapters = adapters_of(spec)
+    adapters = adapters_of(spec) if spec.inference is None else None
     if adapters is not None and not adapters.input_gradient and not first_layer_adapts(spec.model, adapters.targets):
         what = "layers before the first one with an adapter, which save nothing: their activations are counted"
         yield Limit(what, holds_memory=False, overcounts="activations")

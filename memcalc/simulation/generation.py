@@ -1,18 +1,17 @@
 """Requests of a generation, in order: the loaded model, the prompts, their forward pass, and one for each new token.
 
 A dynamic cache grows by one token per forward pass, and each layer's keys and values move to a larger block. How much
-memory that fragments depends on every pass before, so all of them are replayed.
+memory that fragments depends on every pass before, so all of them are replayed, unless there are very many.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from itertools import islice
 from typing import NamedTuple
 
 from memcalc.architectures.huggingface.catalogue import WITH_CACHE
 from memcalc.generation.forward_peak import ForwardBlocks, GenerationBlock
-from memcalc.generation.forwards import Forward, all_forwards
+from memcalc.generation.forwards import Forward, played_forwards
 from memcalc.layout.stages import stages_of
 from memcalc.ledger.component import Component
 from memcalc.programs.program import Activity, SharedTable, StorageEvent
@@ -27,8 +26,6 @@ from memcalc.states.persistent import workspace
 from memcalc.states.state_options import state_options
 from memcalc.stream.requests import RecordedRequests, Requests
 
-# A forward pass of one layer takes about 70 microseconds to record and replay: a second in all.
-MOST_LAYERS_PLAYED = 16_384
 TOKEN_BYTES = DTYPE_BYTES["int64"]
 
 
@@ -48,12 +45,6 @@ def unsupported_generation_reason(spec: Spec) -> str:
     found = next((reason for reason, holds in reasons.items() if holds), "")
     if found:
         return f"the order of requests is not known with {found}"
-    played = spec.model.num_layers * sum(1 for _ in islice(all_forwards(inference), MOST_LAYERS_PLAYED + 1))
-    if played > MOST_LAYERS_PLAYED:
-        return (
-            f"{inference.new_tokens:,} new tokens through {spec.model.num_layers} layers are more than the "
-            f"{MOST_LAYERS_PLAYED:,} layers that are replayed"
-        )
     return ""
 
 
@@ -208,7 +199,7 @@ class GenerationRequests:
 
     def _passes(self) -> Iterator[Forward]:
         """The forward passes to record."""
-        return all_forwards(self.inference)
+        return played_forwards(self.inference, self.spec.model.num_layers)
 
     def _begin(self, forward: Forward) -> None:
         """Begin the phase of a forward pass."""

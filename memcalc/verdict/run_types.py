@@ -48,7 +48,8 @@ def program_kinds(spec: Spec) -> tuple[str, ...]:
 
 def _of_generation(spec: Spec) -> tuple[str, ...]:
     """Return the kinds of a generation; those that were never recorded have no wider one of similar runs."""
-    from memcalc.architectures.huggingface.catalogue import WITH_CACHE  # a training step does not need it
+    from memcalc.architectures.huggingface.catalogue import WITH_CACHE  # a training step does not need these
+    from memcalc.generation.forwards import is_long
 
     assert spec.inference is not None
     if spec.parallelism.ranks > 1:
@@ -57,6 +58,8 @@ def _of_generation(spec: Spec) -> tuple[str, ...]:
         return (f"{GENERATION}, paged cache",)
     if spec.training.implementation != "huggingface" or spec.model.architecture not in WITH_CACHE:
         return (f"{GENERATION}, general block",)
+    if is_long(spec.inference, spec.model.num_layers):
+        return (f"{GENERATION}, every n-th token",)
     return f"{GENERATION}, modules of the family", GENERATION
 
 

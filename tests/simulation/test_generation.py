@@ -10,9 +10,10 @@ import pytest
 
 import memcalc
 from benchmarks.record_generation import spec_of
-from memcalc.generation.forwards import DECODE, FIRST, LAST, PREFILL, all_forwards
+from memcalc.generation.forwards import DECODE, FIRST, LAST, MOST_LAYERS_PLAYED, PREFILL, all_forwards, played_forwards
 from memcalc.simulation.simulated_run import simulate, unsupported_reason
 from memcalc.spec.spec import Spec
+from memcalc.verdict.recorded_errors import replay_errors
 from memcalc.verdict.run_types import kinds_of
 
 FILE = "benchmarks/recordings/generation/reserved-null-h100-80gb-torch-2.13.0.jsonl"
@@ -170,7 +171,6 @@ def test_a_growing_cache_fragments_memory() -> None:
             ("implementation=plain",),
             "the order of requests is not known with generation with modules other than those of transformers",
         ),
-        (("new_tokens=8191",), "8,191 new tokens through 32 layers are more than the 16,384 layers that are replayed"),
     ],
 )
 def test_what_is_not_replayed(fields: tuple[str, ...], reason: str) -> None:
@@ -178,6 +178,18 @@ def test_what_is_not_replayed(fields: tuple[str, ...], reason: str) -> None:
 
     assert unsupported_reason(spec) == reason
     assert f"Allocator not replayed: {reason}." in memcalc.estimate(spec).replayed.notes
+
+
+def test_of_a_long_generation_every_nth_token_is_replayed() -> None:
+    """32 layers and 8,192 forwards: every 16th, and the first two and the last; no such run was recorded."""
+    spec = generation("batch_size=1", "prompt_length=1", "new_tokens=8191", given=())
+    assert spec.inference is not None
+    forwards = [*played_forwards(spec.inference, 32)]
+
+    assert len(forwards) <= MOST_LAYERS_PLAYED // 32 + 3
+    assert [forwards[0].before, forwards[1].before, forwards[-1].before] == [0, 1, 8191]
+    assert not unsupported_reason(spec)
+    assert replay_errors(kinds_of(spec))[-3:-1] == (-0.1, 0.1)
 
 
 def test_several_gpus_are_not_replayed() -> None:
