@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from memcalc.api import estimate, load
@@ -117,8 +117,10 @@ def test_a_higher_zero_stage_never_holds_more_model_states(config: Config, ranks
     """Weights, masters, gradients and optimizer states, whenever they are complete: before the first step and in steps.
 
     In between DeepSpeed's stages 1 and 2 hold no gradients at all, where stage 3 has a buffer for its share; they keep
-    those of the step until the update of the last group of parameters, here the one without weight decay.
+    those of the step until the update of the last group of parameters, here the one without weight decay. With fp32
+    sums of gradients stage 1 holds all of them, and stage 3 copies those of its share in the step.
     """
+    assume(engine != "deepspeed" or config["training"]["recipe"] != "mixed-20")
     config["parallelism"] |= {"engine": engine, "data_parallel": ranks, **(TWO_GROUPS if engine == "deepspeed" else {})}
     stages = (0, 1, 2, 3) if engine == "deepspeed" else (2, 3)
     kinds = (Component.WEIGHTS, Component.MASTER_WEIGHTS, Component.GRADIENTS, Component.OPTIMIZER_STATE)
