@@ -137,10 +137,8 @@ def notes(spec: Spec) -> tuple[str, ...]:
     if parallelism.zero_stage and parallelism.data_parallel == 1:
         found.append(f"zero_stage = {parallelism.zero_stage} shards nothing over data_parallel = 1.")
     if parallelism.engine == "deepspeed" and training.recipe == "mixed-20" and training.gradient_dtype is None:
-        found.append(
-            "recipe mixed-20: DeepSpeed sums gradients in fp32 with data_types.grad_accum_dtype: fp32. Its default is "
-            "--set recipe=mixed-16."
-        )
+        how = "only with ZeRO" if parallelism.zero_stage == 0 else "with data_types.grad_accum_dtype: fp32"
+        found.append(f"recipe mixed-20: DeepSpeed sums gradients in fp32 {how}. Its default is --set recipe=mixed-16.")
     if training.implementation == "megatron" and training.logits_until == "backward":
         found.append("logits_until = backward has no effect: megatron releases them earlier.")
     if (released := logits_released(spec)) != training.logits_until:

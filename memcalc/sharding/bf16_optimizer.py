@@ -2,7 +2,7 @@
 
 It updates a rank's partition of fp32 master weights, as ZeRO stage 1. Each backward's gradients are added to a flat
 tensor of all gradients, and zeroed before the next one; the step frees them. After the last micro-batch the flat tensor
-is all-reduced in bf16.
+is all-reduced in bf16. The sums are fp32; in the pipeline engine, of which the step is not replayed, they may be bf16.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from memcalc.ledger.component import Component
 from memcalc.sharding.engine import ROOT, Engine, Gradient
 from memcalc.sharding.parameter_groups import parameter_groups
 from memcalc.sharding.zero0 import filled
-from memcalc.sharding.zero12 import FLOAT, flat_group, flat_tensor
+from memcalc.sharding.zero12 import FLOAT, flat_group, partitions
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.states.state_options import StateOptions
 from memcalc.stream.requests import EngineTensor, Requests
@@ -71,11 +71,7 @@ class BF16Optimizer(Engine):
         self, groups: Sequence[tuple[LocalParameters, StateOptions]]
     ) -> Sequence[tuple[LocalParameters, StateOptions]]:
         """Return the rank's partition of each flat tensor, as one parameter."""
-        return [
-            (flat_tensor(group.share), options._replace(zero_stage=0, data_parallel=1).without_clipping())
-            for _, options in groups
-            for group in self.groups
-        ]
+        return partitions(groups, self.groups)
 
     def after_backward(self, unit: int, gradients: Sequence[Gradient]) -> list[int]:
         """Cast each gradient to add it to its sum when backward has ended. Source: _update_hp_grad."""
@@ -104,10 +100,9 @@ class BF16Optimizer(Engine):
         take, drop = self.requests.take, self.requests.drop
         norms: list[int] = []
         for elements in self.elements:
-            wide = [take(elements * FLOAT, 0, Component.TEMPORARIES)] if self.summed < FLOAT else []
             norms.append(take(FLOAT, 0, Component.TEMPORARIES))
             what = ReductionShape(1, elements, contiguous=True, inner=1)
-            drop((self.requests.play(reduction(what, self.options.card), Component.TEMPORARIES), *wide))
+            drop((self.requests.play(reduction(what, self.options.card), Component.TEMPORARIES),))
         stacked = take(len(norms) * FLOAT, 0, Component.TEMPORARIES)
         powers = take(len(norms) * FLOAT, 0, Component.TEMPORARIES)
         drop((stacked,))
@@ -116,12 +111,6 @@ class BF16Optimizer(Engine):
             self.has_norm = True
         drop((powers, *norms))
         self.stepping = gradients
-
-    def before_update(self, number: int) -> None:
-        """Cast a partition's sums to fp32, unless they are. Source: step, which casts all of them first."""
-        if number == 0 and self.summed < FLOAT:
-            sizes = (group.share * FLOAT for group in self.groups)
-            self.stepping += [self.requests.take(size, 0, Component.GRADIENTS) for size in sizes]
 
     def after_step(self) -> None:
         """Free the gradients. Source: runtime/engine.py, _take_model_step."""

@@ -82,6 +82,22 @@ class WaitingGradient(NamedTuple):
     storage: int | None
 
 
+class BucketSlice(NamedTuple):
+    """Consecutive elements of the bucket that one rank keeps.
+
+    Args:
+        rank: the rank.
+        group: the index of their parameter group.
+        elements: their number.
+        is_own: whether they are one parameter's, and added to this rank's sums.
+    """
+
+    rank: int
+    group: int
+    elements: int
+    is_own: bool = False
+
+
 class FlatGroup(NamedTuple):
     """The flat tensor of a parameter group.
 
@@ -202,11 +218,7 @@ class ZeRO12(Engine):
         self, groups: Sequence[tuple[LocalParameters, StateOptions]]
     ) -> Sequence[tuple[LocalParameters, StateOptions]]:
         """Return the rank's partition of each flat tensor, as one parameter."""
-        return [
-            (flat_tensor(group.share), options._replace(zero_stage=0, data_parallel=1).without_clipping())
-            for _, options in groups
-            for group in self.groups
-        ]
+        return partitions(groups, self.groups)
 
     def existing(self) -> list[int]:
         """Record the bucket and all gradients: stage 1 reduces them after the last micro-batch."""
@@ -332,11 +344,19 @@ class ZeRO12(Engine):
 
         Source: reduce_ipg_grads, average_tensor, allreduce_and_scatter, copy_grads_in_partition.
         """
-        shares = [group.share for group in self.groups]
-        for together in reduced_together(self.waiting, shares, self.bucket_size):
-            if len(together) > 1:  # flattening does not copy a single tensor
-                size = sum(together) * self.dtype_bytes
-                self.requests.drop((self.requests.take(size, self.stream, self.labels.flattened),))
+        for together in reduced_together(bucket_slices(self.waiting, self.groups), self.bucket_size):
+            self.requests.drop(self._flattened(together))
+        self._keep_own()
+
+    def _flattened(self, together: Sequence[BucketSlice]) -> list[int]:
+        """Return the storage of the slices that are reduced in one buffer; none: flattening one copies nothing."""
+        if len(together) == 1:
+            return []
+        size = sum(each.elements for each in together) * self.dtype_bytes
+        return [self.requests.take(size, self.stream, self.labels.flattened)]
+
+    def _keep_own(self) -> None:
+        """Keep the rank's own gradients, and empty the bucket."""
         for each in self.waiting:
             own = self.groups[each.group].partition
             if each.begin < own.stop and own.start < each.begin + each.elements:
@@ -422,28 +442,56 @@ def flat_tensor(elements: int) -> LocalParameters:
     return LocalParameters([LocalParameter("partition", "flat", (("P/N", elements),), 1, "head")])
 
 
-def reduced_together(waiting: Sequence[WaitingGradient], shares: Sequence[int], bucket: int) -> Iterator[list[int]]:
-    """Yield the sizes of slices that are flattened into one buffer; consecutive slices of one rank are merged.
+def partitions(
+    groups: Sequence[tuple[LocalParameters, StateOptions]], flat: Sequence[FlatGroup]
+) -> list[tuple[LocalParameters, StateOptions]]:
+    """Return a rank's partition of each flat tensor, as the optimizer's only parameter, with its options.
+
+    Args:
+        groups: the trained parameters by dtype, with their options.
+        flat: the flat tensors.
+    """
+    return [
+        (flat_tensor(group.share), options._replace(zero_stage=0, data_parallel=1).without_clipping())
+        for _, options in groups
+        for group in flat
+    ]
+
+
+def bucket_slices(
+    waiting: Sequence[WaitingGradient], groups: Sequence[FlatGroup], *, own_apart: bool = False
+) -> list[BucketSlice]:
+    """Return the slices of the bucket by the rank that keeps them; consecutive ones of a rank are merged.
 
     Args:
         waiting: the gradients in the bucket.
-        shares: elements of a rank's partition of each group.
-        bucket: elements of the bucket.
+        groups: the flat tensors.
+        own_apart: whether those of this rank are not merged.
     """
-    slices: list[tuple[int, int]] = []  # rank and elements
+    slices: list[BucketSlice] = []  # hundreds of thousands if many ranks share a bucket
     for each in waiting:
-        share, begin, end = shares[each.group], each.begin, each.begin + each.elements
+        group, begin, end = groups[each.group], each.begin, each.begin + each.elements
         while begin < end:
-            rank = begin // share
-            stop = min(end, (rank + 1) * share)
-            before = slices.pop()[1] if slices and slices[-1][0] == rank else 0
-            slices.append((rank, before + stop - begin))
+            rank = begin // group.share
+            stop, elements = min(end, (rank + 1) * group.share), 0
+            is_own = own_apart and begin in group.partition
+            if slices and slices[-1].rank == rank and not is_own:
+                elements = slices.pop().elements
+            slices.append(BucketSlice(rank, each.group, elements + stop - begin, is_own))
             begin = stop
-    together: list[int] = []
+    return slices
+
+
+def reduced_together(slices: Iterable[BucketSlice], bucket: int) -> Iterator[list[BucketSlice]]:
+    """Yield the slices that are flattened into one buffer: it ends once it has more elements than the bucket.
+
+    Source: allreduce_and_scatter.
+    """
+    together: list[BucketSlice] = []
     inside = 0
-    for _, elements in slices:  # hundreds of thousands if many ranks share a bucket
-        together.append(elements)
-        inside += elements
+    for each in slices:
+        together.append(each)
+        inside += each.elements
         if inside > bucket:
             yield together
             together, inside = [], 0

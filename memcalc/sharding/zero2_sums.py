@@ -6,20 +6,10 @@ first of them allocates, and which the step reads and frees (data_types.grad_acc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
-from memcalc.sharding.zero12 import FLOAT, WaitingGradient, ZeRO12
+from memcalc.sharding.zero12 import FLOAT, WaitingGradient, ZeRO12, bucket_slices, reduced_together
 from memcalc.sharding.zero12_offload import ZeRO12Offload
-
-
-class ReducedSlice(NamedTuple):
-    """Consecutive elements of the bucket that one rank keeps; of this rank, those of one parameter."""
-
-    rank: int
-    group: int
-    elements: int
-    is_own: bool
 
 
 class ZeRO2Sums(ZeRO12):
@@ -34,47 +24,19 @@ class ZeRO2Sums(ZeRO12):
         Source: average_tensor, allreduce_and_copy_with_multiple_ranks, _add_to_grad_partition_buffer.
         """
         take, drop = self.requests.take, self.requests.drop
-        slices = [*self._slices()]
+        slices = bucket_slices(self.waiting, self.groups, own_apart=True)
         for each in slices:
             if each.is_own and not self.have_gradients and each.group not in self.summed:
                 size = self.groups[each.group].share * FLOAT
                 self.summed = [*self.summed, each.group]
                 self.sums = [*self.sums, take(size, self.stream, self.labels.sums)]
         for together in reduced_together(slices, self.bucket_size):
-            flat: list[int] = []
-            if len(together) > 1:  # flattening does not copy a single tensor
-                size = sum(each.elements for each in together) * self.dtype_bytes
-                flat = [take(size, self.stream, self.labels.flattened)]
+            flat = self._flattened(together)
             for each in together:
                 if each.is_own:
                     drop((take(each.elements * FLOAT, self.stream, self.labels.cast),))
             drop(flat)
-        for gradient in self.waiting:
-            own = self.groups[gradient.group].partition
-            if gradient.begin < own.stop and own.start < gradient.begin + gradient.elements:
-                self._keep(gradient)
-            drop(() if gradient.storage is None else (gradient.storage,))
-        self.waiting, self.inside = [], 0
-
-    def _slices(self) -> Iterator[ReducedSlice]:
-        """Yield the slices of the bucket; those of another rank that follow each other are merged."""
-        merged: ReducedSlice | None = None
-        for each in self.waiting:
-            group = self.groups[each.group]
-            begin, end = each.begin, each.begin + each.elements
-            while begin < end:
-                rank = begin // group.share
-                stop = min(end, (rank + 1) * group.share)
-                found = ReducedSlice(rank, each.group, stop - begin, begin in group.partition)
-                if merged is not None and merged.rank == rank and not found.is_own:
-                    merged = merged._replace(elements=merged.elements + found.elements)
-                else:
-                    if merged is not None:
-                        yield merged
-                    merged = found
-                begin = stop
-        if merged is not None:
-            yield merged
+        self._keep_own()
 
     def _keep(self, gradient: WaitingGradient) -> None:
         """Do nothing: a gradient of the rank's partition is in the sums."""
@@ -84,7 +46,7 @@ class ZeRO2Sums(ZeRO12):
         return [] if self.have_gradients else [*self.sums]
 
     def before_update(self, number: int) -> None:
-        """Nothing is copied: the update reads the sums."""
+        """Copy nothing: the update reads the sums."""
 
     def after_update(self, number: int) -> None:
         """Free the sums of a group. It has none if the rank's partition is padding alone."""
@@ -108,17 +70,3 @@ class ZeRO2SumsOffload(ZeRO2Sums, ZeRO12Offload):
             elements = self._own_elements(gradient)
             self._norm(gradient, elements)
             self._check_overflow(elements, FLOAT)
-
-
-def reduced_together(slices: Sequence[ReducedSlice], bucket: int) -> Iterator[list[ReducedSlice]]:
-    """Yield the slices that are flattened into one buffer. Source: allreduce_and_scatter."""
-    together: list[ReducedSlice] = []
-    inside = 0
-    for each in slices:
-        together.append(each)
-        inside += each.elements
-        if inside > bucket:
-            yield together
-            together, inside = [], 0
-    if together:
-        yield together

@@ -40,12 +40,11 @@ def unsupported_generation_reason(spec: Spec) -> str:
         "kernels of flash-attn in a family without sdpa": spec.training.attention != "eager"
         and attends_eagerly(spec.model.architecture, spec.training.implementation),
         "4-bit weights of Conv1D": inference.quantization != "none" and spec.model.architecture == "gpt2",
-        "generation of a model of no family of transformers": spec.model.architecture not in WITH_CACHE,
+        f"the KV cache of {spec.model.architecture or 'a model of no family'}": spec.model.architecture
+        not in WITH_CACHE,
     }
     found = next((reason for reason, holds in reasons.items() if holds), "")
-    if found:
-        return f"the order of requests is not known with {found}"
-    return ""
+    return found and f"the order of requests is not known with {found}"
 
 
 class _RecordedLayer(NamedTuple):

@@ -17,7 +17,7 @@ from memcalc.sharding.parameter_groups import has_weight_decay, parameter_groups
 from memcalc.sharding.zero3 import ZeRO3
 from memcalc.sharding.zero3_modules import reference_modules
 from memcalc.sharding.zero3_order import Order
-from memcalc.sharding.zero12 import WaitingGradient, reduced_together
+from memcalc.sharding.zero12 import FlatGroup, WaitingGradient, bucket_slices, reduced_together
 from memcalc.simulation.simulated_run import SimulatedRun, run_requests, simulate, unsupported_reason
 from memcalc.spec.spec import Spec
 from memcalc.spec.zero import ZeroSpec
@@ -131,14 +131,15 @@ def test_the_step_updates_one_flat_tensor() -> None:
 def test_slices_of_one_rank_are_flattened_together() -> None:
     """A slice alone is not copied; of what is larger than the bucket slices go together until they exceed it."""
     share = 300_000_000
+    groups = [FlatGroup([0, 700_000_000], 0, share, range(share))]
 
-    both = [WaitingGradient(0, 0, 10, None), WaitingGradient(0, 10, 20, None)]
-    assert [*reduced_together(both, [share], 500_000_000)] == [[30]]
-    assert [*reduced_together([WaitingGradient(0, share - 5, 15, None)], [share], 500_000_000)] == [[5, 10]]
-    assert [*reduced_together([WaitingGradient(0, 0, 700_000_000, 1)], [share], 500_000_000)] == [
-        [share, share],
-        [100_000_000],
-    ]
+    def sizes(*waiting: WaitingGradient) -> list[list[int]]:
+        together = reduced_together(bucket_slices(waiting, groups), 500_000_000)
+        return [[each.elements for each in slices] for slices in together]
+
+    assert sizes(WaitingGradient(0, 0, 10, None), WaitingGradient(0, 10, 20, None)) == [[30]]
+    assert sizes(WaitingGradient(0, share - 5, 15, None)) == [[5, 10]]
+    assert sizes(WaitingGradient(0, 0, 700_000_000, 1)) == [[share, share], [100_000_000]]
 
 
 @pytest.mark.parametrize("rank", [None, 99_998])

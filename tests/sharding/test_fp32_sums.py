@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 import memcalc
+from memcalc.errors import InputError
 from memcalc.importers.loading import load
 from memcalc.ledger.component import Component
-from memcalc.sharding.zero2_sums import ReducedSlice, reduced_together
+from memcalc.sharding.zero12 import FlatGroup, WaitingGradient, bucket_slices
 from memcalc.simulation.simulated_run import simulate, unsupported_reason
 from memcalc.spec.spec import Spec
 from memcalc.verdict.judge import size
@@ -75,11 +76,25 @@ def test_stage_3_sums_shards_and_copies_them() -> None:
     assert gradients(spec, "zero_grad_2") == 4 * PARAMETERS // RANKS
 
 
-def test_own_slices_are_flattened_one_by_one() -> None:
-    """A buffer ends once it has more elements than the bucket; here after 6 + 5 of 10."""
-    slices = [ReducedSlice(1, 0, 6, is_own=False), ReducedSlice(0, 0, 5, is_own=True), ReducedSlice(0, 0, 3, True)]
+def test_only_slices_of_other_ranks_are_merged() -> None:
+    """Two gradients of rank 0, which is this one, and two of rank 1."""
+    groups = [FlatGroup([0, 5, 8, 14, 16], 0, 8, range(8))]
+    sizes = {0: 5, 5: 3, 8: 6, 14: 2}
+    waiting = [WaitingGradient(0, begin, elements, None) for begin, elements in sizes.items()]
 
-    assert [[each.elements for each in together] for together in reduced_together(slices, 10)] == [[6, 5], [3]]
+    def found(*, own_apart: bool) -> list[tuple[int, int, bool]]:
+        slices = bucket_slices(waiting, groups, own_apart=own_apart)
+        return [(each.rank, each.elements, each.is_own) for each in slices]
+
+    assert found(own_apart=True) == [(0, 5, True), (0, 3, True), (1, 8, False)]
+    assert found(own_apart=False) == [(0, 8, False), (1, 8, False)]
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_sums_in_bf16_are_rejected(stage: int) -> None:
+    """Outside of the pipeline engine DeepSpeed then runs another optimizer: recipe mixed-16."""
+    with pytest.raises(InputError, match="recipe mixed-20 sums gradients in fp32, but gradient_dtype = bf16"):
+        small(f"zero_stage={stage}", "gradient_dtype=bf16")
 
 
 @pytest.mark.parametrize(
@@ -101,6 +116,7 @@ def test_a_note_names_deepspeeds_own_recipe() -> None:
         return any("Its default is --set recipe=mixed-16" in note for note in memcalc.estimate(small(*words)).notes)
 
     assert noted("zero_stage=2")
+    assert any("only with ZeRO" in note for note in memcalc.estimate(small("zero_stage=0")).notes)
     assert not noted("zero_stage=2", "gradient_dtype=fp32")
     assert not noted("zero_stage=2", "recipe=mixed-16")
 

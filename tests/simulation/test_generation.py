@@ -11,8 +11,10 @@ import pytest
 import memcalc
 from benchmarks.record_generation import spec_of
 from memcalc.generation.forwards import DECODE, FIRST, LAST, MOST_LAYERS_PLAYED, PREFILL, all_forwards, played_forwards
+from memcalc.simulation.generation import GenerationRequests
 from memcalc.simulation.simulated_run import simulate, unsupported_reason
 from memcalc.spec.spec import Spec
+from memcalc.stream.requests import Requests, replay
 from memcalc.verdict.recorded_errors import replay_errors
 from memcalc.verdict.run_types import kinds_of
 
@@ -190,6 +192,16 @@ def test_of_a_long_generation_every_nth_token_is_replayed() -> None:
     assert [forwards[0].before, forwards[1].before, forwards[-1].before] == [0, 1, 8191]
     assert not unsupported_reason(spec)
     assert replay_errors(kinds_of(spec))[-3:-1] == (-0.1, 0.1)
+
+
+def test_every_nth_token_reserves_about_as_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quarter of the 201 forwards: at most 3% less, which the interval of 10% contains."""
+    spec = generation("batch_size=16", "prompt_length=64", "new_tokens=200", given=("l=4",))
+    whole = simulate(spec).reserved_bytes
+    monkeypatch.setattr("memcalc.generation.forwards.MOST_LAYERS_PLAYED", 200)
+    thinned = replay(GenerationRequests(spec, Requests()).record()).reserved_bytes
+
+    assert 0.97 <= thinned / whole <= 1
 
 
 def test_several_gpus_are_not_replayed() -> None:

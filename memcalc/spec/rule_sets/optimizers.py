@@ -139,7 +139,9 @@ def _gradients(spec: Spec) -> Iterator[Violation]:
     recipe = RECIPES[training.recipe]
     own = recipe.main_gradients or recipe.gradients or "fp32"
     own = training.dtype if own == "compute" else own
-    chosen = recipe.main_gradients_live == "always" or runs_bf16_optimizer(spec)
+    # DeepSpeed's stage 1 runs another optimizer with sums in bf16, its pipeline engine the same (runtime/engine.py).
+    pipelined = runs_bf16_optimizer(spec) and spec.parallelism.has_pipeline_engine
+    chosen = recipe.main_gradients_live == "always" or pipelined
     free = chosen and training.gradient_dtype == training.dtype
     if training.gradient_dtype != own and not free:
         known = f"{own} or {training.dtype}" if chosen else own
