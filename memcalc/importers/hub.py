@@ -1,4 +1,4 @@
-"""A hub id as a run: transformers' Trainer with its own defaults, on one GPU."""
+"""A hub id as a run: transformers' Trainer with its own defaults on one GPU, or the generation that is asked for."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ _ARGUMENTS: dict[object, dict[str, object]] = {
 def trainer_run(hub_id: str, overridden: Mapping[str, Any]) -> ImportedConfig:
     """Return a Trainer run on a published model with micro-batch size 1 and default TrainingArguments.
 
+    Of a generation, for which the user sets fields of `inference`, it is the model alone.
+
     Args:
         hub_id: ORG/NAME.
         overridden: memcalc fields that the user sets, with their values.
@@ -40,5 +42,8 @@ def trainer_run(hub_id: str, overridden: Mapping[str, Any]) -> ImportedConfig:
         **_ARGUMENTS.get(overridden.get("training.dtype"), {}),
     }
     found = read(TRAINING_ARGUMENTS, arguments, ".", overridden)
+    if any(field.startswith("inference.") for field in overridden):
+        model = {name: block for name, block in found.blocks.items() if name not in ("training", "parallelism")}
+        return replace(found, name=hub_id, blocks=model, missing=(), notes=(), questions=())
     note = f"assuming {TRAINER} with default arguments and micro-batch size 1."
     return replace(found, name=hub_id, program=TRAINER, notes=(note, *found.notes))

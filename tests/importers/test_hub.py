@@ -29,6 +29,14 @@ def test_a_hub_id_is_a_run_of_trainer() -> None:
     )
 
 
+def test_of_a_generation_it_is_the_model_alone() -> None:
+    """No note speaks of Trainer, or of a training block that nobody wrote."""
+    spec = load(LLAMA, ["inference.batch_size=4"])
+
+    assert (spec.name, spec.training.framework) == (LLAMA, None)
+    assert spec.origin.notes == (f"model {LLAMA} from memcalc's catalogue.",)
+
+
 def test_it_is_the_run_of_a_file_of_training_arguments_that_says_no_more(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(f"model_name_or_path: {LLAMA}\nper_device_train_batch_size: 1\n")

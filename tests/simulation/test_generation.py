@@ -10,7 +10,7 @@ import pytest
 
 import memcalc
 from benchmarks.record_generation import spec_of
-from memcalc.generation.forwards import DECODE, FIRST, LAST, MOST_LAYERS_PLAYED, PREFILL, all_forwards, played_forwards
+from memcalc.generation.forwards import DECODE, FIRST, LAST, LAYERS_OF_SAMPLE, PREFILL, all_forwards, played_forwards
 from memcalc.simulation.generation import GenerationRequests
 from memcalc.simulation.simulated_run import simulate, unsupported_reason
 from memcalc.spec.spec import Spec
@@ -183,22 +183,23 @@ def test_what_is_not_replayed(fields: tuple[str, ...], reason: str) -> None:
 
 
 def test_of_a_long_generation_every_nth_token_is_replayed() -> None:
-    """32 layers and 8,192 forwards: every 16th, and the first two and the last; no such run was recorded."""
+    """32 layers and 8,192 forwards: every 64th, and the first two and the last; no such run was recorded."""
     spec = generation("batch_size=1", "prompt_length=1", "new_tokens=8191", given=())
     assert spec.inference is not None
     forwards = [*played_forwards(spec.inference, 32)]
 
-    assert len(forwards) <= MOST_LAYERS_PLAYED // 32 + 3
+    assert len(forwards) <= LAYERS_OF_SAMPLE // 32 + 3
     assert [forwards[0].before, forwards[1].before, forwards[-1].before] == [0, 1, 8191]
     assert not unsupported_reason(spec)
     assert replay_errors(kinds_of(spec))[-3:-1] == (-0.1, 0.1)
 
 
 def test_every_nth_token_reserves_about_as_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A quarter of the 201 forwards: at most 3% less, which the interval of 10% contains."""
+    """Some 25 of the 201 forwards: at most 3% less, which the interval of 10% contains."""
     spec = generation("batch_size=16", "prompt_length=64", "new_tokens=200", given=("l=4",))
     whole = simulate(spec).reserved_bytes
     monkeypatch.setattr("memcalc.generation.forwards.MOST_LAYERS_PLAYED", 200)
+    monkeypatch.setattr("memcalc.generation.forwards.LAYERS_OF_SAMPLE", 100)
     thinned = replay(GenerationRequests(spec, Requests()).record()).reserved_bytes
 
     assert 0.97 <= thinned / whole <= 1
