@@ -51,7 +51,7 @@ def fit(run: UserRun, query: FitQuery, progress: Progress = silent) -> FitResult
     everything = query.maximize is None and query.minimize is None
     if everything or (needs_base and not own):
         space = Space(spec, gpus, system.node, sequences, fixed_fields)
-        ranking = rank(space, system, spec, fixed_fields, progress)
+        ranking = rank(space, system, spec, fixed_fields, query.top, progress)
         answer.ranking = ranking
         answer.pruned = dict(space.pruned)
         answer.best = best_of(ranking, query.top)
@@ -128,7 +128,7 @@ def _minimized(answer: FitResult, spec: Spec, fixed_fields: frozenset[str], prog
         if answer.fewest is not None:
             answer.gpus, answer.sequences = answer.fewest, step_sequences(spec, answer.fewest)
             space = Space(spec, answer.gpus, answer.system.node, answer.sequences, fixed_fields)
-            answer.ranking = rank(space, answer.system, spec, fixed_fields, progress)
+            answer.ranking = rank(space, answer.system, spec, fixed_fields, answer.query.top, progress)
             answer.best = best_of(answer.ranking, answer.query.top)
             answer.pruned = dict(space.pruned)
     elif wanted == "cost":

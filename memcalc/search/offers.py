@@ -163,7 +163,7 @@ def _doubled(run: Spec, system: System, fewest: int | None, search: OfferSearch)
     while gpus <= search.most:
         sequences = step_sequences(run, gpus)
         space = Space(run, gpus, system.node, sequences, search.fixed_fields)
-        ranking = rank(space, system, run, search.fixed_fields, search.progress)
+        ranking = rank(space, system, run, search.fixed_fields, search.top, search.progress)
         if best := best_of(ranking, search.top):
             seconds = token_seconds(best[0].result.spec, system)
             yield OfferLayouts(gpus, sequences, ranking, best, dict(space.pruned), seconds)

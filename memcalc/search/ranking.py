@@ -4,22 +4,26 @@ Per layout, no recomputation, attention or all layers (and the run's own setting
 of two. Saving more, or larger micro-batches, need more memory: a choice that needs more than one known not to fit is
 not estimated. On one GPU that holds for the lower bound only: the allocator may reserve less for the larger of two
 choices.
+
+Choices of all layouts are judged in the order of their cost, with replays, until enough layouts fit. The layouts that
+are left cost more. They are judged by recorded runs of their kind, without a replay.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 
 from memcalc.ledger.result import Result
-from memcalc.ledger.verdict import Answer
+from memcalc.ledger.verdict import Answer, Verdict
 from memcalc.progress import Progress, silent
 from memcalc.search.costs import Costs, Recompute, StepCost
 from memcalc.search.layouts import DEGREES, Layout, Space
 from memcalc.search.variants import is_hopeless, varied
 from memcalc.spec.hardware.interconnect import System
 from memcalc.spec.spec import Spec
-from memcalc.verdict.judge import judge, size
+from memcalc.verdict.judge import judge, judge_by_records, size
 from memcalc.verdict.needs import can_replay
 
 MICRO_BATCHES = (1, 2, 4, 8, 16)
@@ -42,13 +46,17 @@ class BatchChoice(NamedTuple):
     steps: int  # micro-batches of one optimizer step
     recompute: Recompute
 
+    @property
+    def order(self) -> tuple[float, int, int]:
+        """The sort key by cost; of equal costs, what saves the most for backward first."""
+        return self.costs.total, self.thrift, self.micro_batch
+
 
 class Ranking(NamedTuple):
     """The result for all layouts."""
 
     fitting: tuple[Ranked, ...]  # the cheapest first
     tried: int  # valid layouts
-    sized: int  # number of estimates
     undecided: int  # layouts for which no choice fits for sure, but some may
 
 
@@ -77,8 +85,8 @@ def some_layout_fits(
     `failing` are not estimated, and splits that certainly do not fit are added to it. One GPU is always estimated: it
     is replayed, so its verdict is more precise than that of several GPUs.
     """
-    search = _Search()
     recomputes = recompute_choices(spec, fixed_fields)
+    undecided = False
 
     def fails(degrees: dict[str, Any]) -> bool:
         replicas: int = degrees["data_parallel"]
@@ -86,14 +94,15 @@ def some_layout_fits(
 
     for number, layout in enumerate(space.layouts(fails)):
         progress(_over(space.gpus), number)
-        sizes = micro_batches(spec, layout, fixed_fields)
-        if search.cheapest(layout, system, recomputes, sizes) is not None:
+        choices = LayoutChoices(layout, system, recomputes, micro_batches(spec, layout, fixed_fields))
+        if choices.cheapest(judge) is not None:
             return "fits"
-        if sizes:  # otherwise no micro-batch divides the sequences, but one may with other replicas
+        undecided = undecided or choices.undecided
+        if choices.any:  # otherwise no micro-batch divides the sequences, but one may with other replicas
             degrees = layout.spec.parallelism
             split = _split({field: getattr(degrees, field) for field in DEGREES})
             failing[split] = max(degrees.data_parallel, failing.get(split, 0))
-    return "unknown" if search.undecided else "does-not-fit"
+    return "unknown" if undecided else "does-not-fit"
 
 
 def _over(gpus: int) -> str:
@@ -106,32 +115,51 @@ def _split(degrees: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def rank(
-    space: Space, system: System, spec: Spec, fixed_fields: frozenset[str] = frozenset(), progress: Progress = silent
+    space: Space,
+    system: System,
+    spec: Spec,
+    fixed_fields: frozenset[str] = frozenset(),
+    top: int | None = None,
+    progress: Progress = silent,
 ) -> Ranking:
-    """Return every layout that fits.
+    """Return the layouts that fit.
 
     Args:
         space: the layouts.
         system: the node and network.
         spec: the run, for its recomputation and micro-batch.
         fixed_fields: fields that keep the run's own value.
+        top: how many splits of the model to find with replays, the cheapest first; None: all. Layouts that cost more
+            fit if recorded runs of their kind say so.
         progress: called with the number of layouts done.
     """
-    search = _Search()
     recomputes = recompute_choices(spec, fixed_fields)
+    layouts = [
+        LayoutChoices(layout, system, recomputes, micro_batches(spec, layout, fixed_fields))
+        for layout in space.layouts()
+    ]
+    waiting = [(choices.next.order, number) for number, choices in enumerate(layouts) if choices.next is not None]
+    heapify(waiting)
     found: list[Ranked] = []
-    tried = undecided = 0
-    for layout in space.layouts():
-        progress(_over(space.gpus), tried)
-        tried += 1
-        before = search.undecided
-        ranked = search.cheapest(layout, system, recomputes, micro_batches(spec, layout, fixed_fields))
+    splits: set[tuple[int, ...]] = set()
+    while waiting and (top is None or len(splits) < top or waiting[0][0][0] <= found[-1].costs.total):
+        _, number = heappop(waiting)
+        progress(_over(space.gpus), len(layouts) - len(waiting) - 1)
+        ranked = layouts[number].try_next(judge)
+        following = layouts[number].next
         if ranked is not None:
             found.append(ranked)
-        elif search.undecided > before:
-            undecided += 1
+            splits.add(_shown_split(ranked.spec))
+        elif following is not None:
+            heappush(waiting, (following.order, number))
+    for done, (_, number) in enumerate(waiting):
+        progress(_over(space.gpus), len(layouts) - len(waiting) + done)
+        ranked = layouts[number].cheapest(judge_by_records)
+        if ranked is not None:
+            found.append(ranked)
     found.sort(key=lambda ranked: (ranked.costs.total, ranked.device_bytes))
-    return Ranking(tuple(found), tried, search.sized, undecided)
+    undecided = sum(choices.undecided for choices in layouts)
+    return Ranking(tuple(found), len(layouts), undecided)
 
 
 def recompute_choices(spec: Spec, fixed_fields: frozenset[str]) -> list[Recompute]:
@@ -159,53 +187,69 @@ def micro_batches(spec: Spec, layout: Layout, fixed_fields: frozenset[str]) -> l
     return sorted(size for size in sizes if layout.sequences % (size * round_size) == 0)
 
 
-class _Search:
-    """Estimates and counts choices."""
+class LayoutChoices:
+    """The choices of one layout, to be judged in the order of their cost until one fits.
 
-    def __init__(self) -> None:
-        self.sized = 0
-        self.undecided = 0
+    Args:
+        layout: the layout.
+        system: the node and network.
+        recomputes: the recomputation to try, by decreasing memory.
+        sizes: the micro-batches to try.
+    """
 
-    def cheapest(self, layout: Layout, system: System, recomputes: list[Recompute], sizes: list[int]) -> Ranked | None:
-        """Return the layout with its cheapest choice that fits; None if none does."""
+    def __init__(self, layout: Layout, system: System, recomputes: list[Recompute], sizes: list[int]) -> None:
+        self.layout = layout
         step = StepCost(layout.spec, system, layout.sequences * layout.spec.parallelism.data_parallel)
         choices = [
             BatchChoice(step.costs(recompute, size), thrift, size, layout.sequences // size, recompute)
             for thrift, recompute in enumerate(recomputes)
             for size in sizes
         ]
-        choices.sort(key=lambda choice: (choice.costs.total, choice.thrift, choice.micro_batch))
-        if not choices:
-            return None
-        known: dict[BatchChoice, Ranked | None] = {}
-        too_much: list[BatchChoice] = []
+        self._left = sorted(choices, key=lambda choice: choice.order, reverse=True)  # the cheapest last
+        self._unread = True  # whether the lower bounds of the thriftiest choices are not known yet
+        self._too_much: list[BatchChoice] = []
+        self._fits = self._may_fit = False
+        self.any = bool(choices)
 
-        def tried(choice: BatchChoice) -> Ranked | None:
-            if choice not in known:
-                dominated = any(_needs_more(choice, other) for other in too_much)
-                known[choice] = None if dominated else self._ranked(layout, choice, too_much)
-            return known[choice]
+    @property
+    def next(self) -> BatchChoice | None:
+        """The cheapest choice that was not tried yet."""
+        return self._left[-1] if self._left else None
 
-        for choice in _thriftiest(choices):
-            run = chosen(layout, choice.recompute, choice.micro_batch)
-            if not can_replay(run):
-                tried(choice)
-            elif is_hopeless(run):  # excluded by its lower bound, without a replay
-                known[choice] = None
-                too_much.append(choice)
-        return next((ranked for choice in choices if (ranked := tried(choice)) is not None), None)
+    @property
+    def undecided(self) -> bool:
+        """Whether no choice fits for sure, but some may."""
+        return self._may_fit and not self._fits
 
-    def _ranked(self, layout: Layout, choice: BatchChoice, too_much: list[BatchChoice]) -> Ranked | None:
-        """Return the choice if it fits for sure; else exclude choices that need more, unless a replay decided."""
-        run = chosen(layout, choice.recompute, choice.micro_batch)
-        self.sized += 1
-        found = judge(run)
-        if found.answer == "fits":
-            return Ranked(run, choice.costs, found.needed_bytes)
-        self.undecided += found.answer == "unknown"
-        if found.interval is None or not can_replay(run):
-            too_much.append(choice)
+    def cheapest(self, judged: Callable[[Spec], Verdict]) -> Ranked | None:
+        """Return the layout with its cheapest choice that fits, of those that were not tried yet; None if none does."""
+        while self._left:
+            ranked = self.try_next(judged)
+            if ranked is not None:
+                return ranked
         return None
+
+    def try_next(self, judged: Callable[[Spec], Verdict]) -> Ranked | None:
+        """Judge the cheapest choice that is left; return it if it fits for sure."""
+        if self._unread:
+            self._unread = False
+            thriftiest = _thriftiest(self._left)
+            self._too_much += [choice for choice in thriftiest if is_hopeless(self._run(choice))]
+        choice = self._left.pop()
+        if any(_needs_more(choice, other) for other in self._too_much):
+            return None
+        run = self._run(choice)
+        found = judged(run)
+        if found.answer == "fits":
+            self._fits = True
+            return Ranked(run, choice.costs, found.needed_bytes)
+        self._may_fit = self._may_fit or found.answer == "unknown"
+        if found.interval is None or not can_replay(run):  # a replay may reserve less for the larger of two choices
+            self._too_much.append(choice)
+        return None
+
+    def _run(self, choice: BatchChoice) -> Spec:
+        return chosen(self.layout, choice.recompute, choice.micro_batch)
 
 
 def _thriftiest(choices: list[BatchChoice]) -> Iterator[BatchChoice]:
@@ -248,16 +292,21 @@ def best_of(ranking: Ranking, top: int) -> list[BestLayout]:
     for ranked in ranking.fitting:
         if len(found) == top:
             break
-        spread = ranked.spec.parallelism
-        split = (
-            spread.tensor_parallel,
-            spread.context_parallel,
-            spread.expert_parallel,
-            spread.pipeline_parallel,
-            spread.zero_stage,
-        )
+        split = _shown_split(ranked.spec)
         if split not in found:
             result = size(ranked.spec)
             if result.fits:
                 found[split] = BestLayout(result, ranked.costs)
     return list(found.values())
+
+
+def _shown_split(spec: Spec) -> tuple[int, ...]:
+    """Return how a layout splits the model, of which only the cheapest layout is shown."""
+    spread = spec.parallelism
+    return (
+        spread.tensor_parallel,
+        spread.context_parallel,
+        spread.expert_parallel,
+        spread.pipeline_parallel,
+        spread.zero_stage,
+    )

@@ -16,7 +16,16 @@ from memcalc.simulation.simulated_run import unsupported_reason
 from memcalc.spec.hardware.gpus import GpuSpec, find_gpu
 from memcalc.spec.limits import Limit, most_unmodelled_bytes
 from memcalc.spec.spec import Spec
-from memcalc.verdict.needs import MemoryNeed, answer_of, can_replay, gets_through, least_bytes, need_of, recorded_need
+from memcalc.verdict.needs import (
+    MemoryNeed,
+    allocated_bytes,
+    answer_of,
+    can_replay,
+    gets_through,
+    least_bytes,
+    need_of,
+    recorded_need,
+)
 
 
 def judge(spec: Spec, limit: int | None = None) -> Verdict:
@@ -38,6 +47,22 @@ def judge(spec: Spec, limit: int | None = None) -> Verdict:
     if known is not None:
         return known
     return verdict_of(need_of(spec, gpu), gpu, limit, least, limits)
+
+
+def judge_by_records(spec: Spec) -> Verdict:
+    """Return the verdict of `judge` without a replay: by bounds, and by the ratios of recorded runs of this kind.
+
+    Unknown where only a replay can decide: above the interval a run may fit, since a full GPU frees cached blocks.
+    """
+    gpu = gpu_of(spec)
+    assert gpu is not None
+    limit, limits = gpu.usable_bytes, limits_of(spec)
+    least = least_bytes(spec, gpu, limit)
+    known = _decided(least, limit, limits)
+    if known is not None:
+        return known
+    found = verdict_of(recorded_need(spec, gpu, allocated_bytes(spec, gpu)), gpu, limit, least, limits)
+    return replace(found, answer="unknown") if found.answer == "does-not-fit" and can_replay(spec) else found
 
 
 def is_expected_to_fit(spec: Spec) -> bool:

@@ -145,7 +145,7 @@ def need_of(spec: Spec, gpu: GpuSpec | None, allocated: int | None = None) -> Me
     found = _replayed(spec, gpu) if can_replay(spec) else None
     if found is not None:
         return found
-    return recorded_need(spec, gpu, _allocated(spec, gpu) if allocated is None else allocated)
+    return recorded_need(spec, gpu, allocated_bytes(spec, gpu) if allocated is None else allocated)
 
 
 def recorded_need(spec: Spec, gpu: GpuSpec | None, allocated: int) -> MemoryNeed:
@@ -198,7 +198,8 @@ def answer_of(need: MemoryNeed, limit: int) -> Answer:
     return "does-not-fit" if need.low_bytes > limit else "unknown"
 
 
-def _allocated(spec: Spec, gpu: GpuSpec | None) -> int:
+def allocated_bytes(spec: Spec, gpu: GpuSpec | None) -> int:
+    """Return the allocated peak of the rank that needs most, by formula."""
     if spec.inference is not None:
         return max(generation_bytes(spec, stage, gpu) for stage in stages_of(spec))
     return max(peak_bytes(spec, stage, gpu) for stage in stages_that_matter(spec))

@@ -5,9 +5,10 @@ import pytest
 import memcalc
 from memcalc.search.costs import costs_of
 from memcalc.search.layouts import Space
-from memcalc.search.ranking import chosen, micro_batches, rank, recompute_choices
+from memcalc.search.ranking import best_of, chosen, micro_batches, rank, recompute_choices
 from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.spec.hardware.interconnect import system_of
+from memcalc.verdict.judge import judge, judge_by_records
 
 NOTHING: frozenset[str] = frozenset()
 
@@ -46,6 +47,40 @@ def test_pruning_loses_nothing(name: str, overrides: tuple[str, ...], gpus: int,
         assert result.fits
         assert result.headline.device_bytes == found[spread].device_bytes
         assert costs_of(result.spec, system) == pytest.approx(found[spread].costs)
+
+
+def test_layouts_that_cost_more_than_the_shown_ones_change_nothing_that_is_shown() -> None:
+    """The cheapest two splits are those of a search that replays all layouts; the others fit by recorded runs."""
+    card = find_gpu("rtx-4090")
+    spec = memcalc.load("gpt2-large", "b=4", gpu=card.name)
+    system = system_of(card)
+    space = Space(spec, 2, system.node, 4)
+    everything, cheapest = rank(space, system, spec), rank(space, system, spec, top=2)
+
+    shown = best_of(cheapest, 2)
+    assert [found.result.spec for found in shown] == [found.result.spec for found in best_of(everything, 2)]
+    assert [found.result.headline.device_bytes for found in shown] == [
+        found.device_bytes for found in everything.fitting if any(found.spec == best.result.spec for best in shown)
+    ]
+    totals = [found.costs.total for found in cheapest.fitting]
+    assert totals == sorted(totals)
+    assert len(totals) > len(shown)  # more layouts fit than are shown
+    assert len(totals) <= len(everything.fitting) <= len(totals) + cheapest.undecided
+
+
+def test_above_the_interval_of_recorded_runs_a_replay_decides() -> None:
+    """A full GPU frees cached blocks: the run reserves less than such runs did, and fits."""
+    card = find_gpu("a100-40gb")
+    spec = memcalc.load("llama-3-8b", "recipe=mixed-16", gpu=card.name)
+    layouts = Space(spec, 5, system_of(card).node, 5).layouts()
+    sharded = next(layout for layout in layouts if layout.spec.parallelism.zero_stage == 3)
+    run = chosen(sharded, "full", 1)
+    by_records = judge_by_records(run)
+
+    assert by_records.interval is not None
+    assert by_records.interval.low_bytes > by_records.limit_bytes
+    assert by_records.answer == "unknown"
+    assert judge(run).answer == "fits"
 
 
 @pytest.mark.long

@@ -49,7 +49,7 @@ def unchanged_sentence(answer: FitResult, unit: Unit) -> str:
 
 
 def layouts_sentence(answer: FitResult) -> str:
-    """Return how many layouts fit, and how many may fit."""
+    """Return how many layouts fit: at least, and with those that may."""
     ranking = answer.ranking
     if ranking is None:
         return ""
@@ -67,10 +67,11 @@ def layouts_sentence(answer: FitResult) -> str:
         if ranking.tried == 1:
             return f"The only layout does not fit, {batch}."
         return f"None of {plural(ranking.tried, 'layout')} fits, {batch}."
-    shown = "; the cheapest of each split" if len(answer.best) < len(ranking.fitting) else ""
-    more = f" ({ranking.undecided:,} more may fit)" if ranking.undecided else ""
+    least, most = len(ranking.fitting), len(ranking.fitting) + ranking.undecided
+    shown = "; the cheapest of each split" if len(answer.best) < most else ""
+    number = f"{least:,}" if least == most else f"{least:,} to {most:,}"
     fit = "fits" if ranking.tried == 1 else "fit"
-    return f"{len(ranking.fitting):,} of {plural(ranking.tried, 'layout')} {fit}{more}, {batch}{shown}:"
+    return f"{number} of {plural(ranking.tried, 'layout')} {fit}, {batch}{shown}:"
 
 
 def layouts_verdict(answer: FitResult) -> Answer:
