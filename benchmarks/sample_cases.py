@@ -310,14 +310,19 @@ def whole(lot: Lot, rounds: int) -> Iterator[str]:
                 break
 
 
-PIPELINES = [
+Schedules = Sequence[tuple[str, int, int]]  # name, chunks of layers per stage, stages
+PIPELINES: Schedules = [
     (name, virtual, stages) for name, virtual in (("gpipe", 1), ("1f1b", 1), ("interleaved", 2)) for stages in (2, 4)
 ]
+STEADY: Schedules = [each for each in PIPELINES if each[0] != "gpipe"]  # with steps that repeat, however many
+MANY = (8, 16)  # micro-batches per stage: more than a replay plays
 
 
-def pipelines(lot: Lot, rounds: int) -> Iterator[str]:
-    """Each schedule at 2 and at 4 stages once a round; of the stages one is drawn."""
-    for schedule, virtual, stages in PIPELINES * rounds:
+def pipelines(
+    lot: Lot, rounds: int, *, each: Sequence[int] = (1, 2, 3), schedules: Schedules = PIPELINES
+) -> Iterator[str]:
+    """Each schedule at 2 and at 4 stages once a round; of the stages one is drawn. `each`: micro-batches per stage."""
+    for schedule, virtual, stages in [*schedules] * rounds:
         while True:
             preset = lot.choice(FAMILIES[lot.choice([*FAMILIES])])
             words = [f"num_layers={lot.choice([8, 8, 12, 16])}", f"b={lot.choice([1, 2, 3, 4])}"]
@@ -327,7 +332,7 @@ def pipelines(lot: Lot, rounds: int) -> Iterator[str]:
             words += [f"recipe={recipe}", f"attention={kernel}", f"recompute={lot.choice(['none', 'full', 'every-2'])}"]
             words += updated(lot, ("adamw", "adamw", "adam", "sgd", "lion"))
             words += [f"pipeline_parallel={stages}", f"schedule={schedule}", f"virtual_stages={virtual}"]
-            words += [f"gradient_accumulation_steps={stages * lot.choice([1, 2, 3])}"]
+            words += [f"gradient_accumulation_steps={stages * lot.choice(each)}"]
             if can_be(preset, *words) and not unsupported_reason(memcalc.load(preset, *words)):
                 yield " ".join([preset, *words, f"rank={lot.choice(range(stages))}"])
                 break
@@ -337,9 +342,11 @@ POLICY = "recipe=fp32 dtype=bf16 fsdp.param_dtype=bf16"
 SHARDED_RECIPES = (f"{POLICY} fsdp.reduce_dtype=fp32", POLICY, "recipe=pure", "recipe=mixed-16", "recipe=mixed-20")
 
 
-def sharded_pipelines(lot: Lot, rounds: int) -> Iterator[str]:
-    """Each schedule at 2 and at 4 stages once a round, under FSDP2; of the stages one is drawn."""
-    for schedule, virtual, stages in PIPELINES * rounds:
+def sharded_pipelines(
+    lot: Lot, rounds: int, *, each: Sequence[int] = (1, 2, 3), schedules: Schedules = PIPELINES
+) -> Iterator[str]:
+    """`pipelines` under FSDP2."""
+    for schedule, virtual, stages in [*schedules] * rounds:
         while True:
             preset = lot.choice(FAMILIES[lot.choice([*FAMILIES])])
             ranks = lot.choice([2, 4, 8])
@@ -350,7 +357,7 @@ def sharded_pipelines(lot: Lot, rounds: int) -> Iterator[str]:
             words += [f"recompute={lot.choice(['none', 'full', 'every-2'])}"]
             words += updated(lot, ("adamw", "adamw", "adam"))  # DTensor has no fused SGD
             words += [f"pipeline_parallel={stages}", f"schedule={schedule}", f"virtual_stages={virtual}"]
-            words += [f"gradient_accumulation_steps={stages * lot.choice([1, 2, 3])}", f"data_parallel={ranks}"]
+            words += [f"gradient_accumulation_steps={stages * lot.choice(each)}", f"data_parallel={ranks}"]
             words = " ".join(words).split()
             if can_be(preset, *words) and not unsupported_reason(memcalc.load(preset, *words)):
                 yield " ".join([preset, *words, f"rank={lot.choice(range(stages)) * ranks}"])
@@ -359,7 +366,7 @@ def sharded_pipelines(lot: Lot, rounds: int) -> Iterator[str]:
 
 def split_pipelines(lot: Lot, rounds: int) -> Iterator[str]:
     """Each schedule at 2 and at 4 stages once a round, with layers split by DTensor, half of them under FSDP2."""
-    for schedule, virtual, stages in PIPELINES * rounds:
+    for schedule, virtual, stages in [*PIPELINES] * rounds:
         shards = lot.choice([1, 4])
         while True:
             preset, split = lot.choice(FAMILIES[lot.choice([*FAMILIES])]), lot.choice([2, 2, 4])
@@ -512,6 +519,8 @@ DRAWS: dict[str, Callable[[Lot, int], Iterator[str]]] = {
     "wide": wide,
     "pipelines": pipelines,
     "sharded-pipelines": sharded_pipelines,
+    "long-pipelines": partial(pipelines, each=MANY, schedules=STEADY),
+    "long-sharded-pipelines": partial(sharded_pipelines, each=MANY, schedules=STEADY),
     "split-pipelines": split_pipelines,
     "generations": generations,
 }
