@@ -496,6 +496,25 @@ def generations(lot: Lot, rounds: int) -> Iterator[str]:
             break
 
 
+SMALL = (
+    *("gpt2-medium", "qwen2.5-0.5b", "qwen3-0.6b", "llama-3.2-1b", "pythia-1.4b", "gemma-3-1b", "opt-1.3b"),
+    *("granite-3.1-2b", "ernie-4.5-0.3b"),
+)
+LONG = 16_384  # layers in all forwards of a generation of which not every token is replayed
+
+
+def long_generations(lot: Lot, rounds: int) -> Iterator[str]:
+    """Whole models that generate many tokens, each model once a round."""
+    for name in SMALL * rounds:
+        model = memcalc.load(name).model
+        tokens = lot.choice([9, 10, 12]) * LONG // (8 * model.num_layers)
+        prompts = [length for length in (17, 100, 500, 1000, 2048) if length + tokens < model.max_position_embeddings]
+        words = [f"batch_size={lot.choice([1, 4, 8, 16, 32])}", f"prompt_length={lot.choice(prompts)}"]
+        words += [f"new_tokens={tokens}", "cache=dynamic", f"attention={lot.choice(['flash', 'flash', 'eager'])}"]
+        words += ["program=generate"] * (lot.random() < 1 / 2) + [f"dtype={lot.choice(['bf16', 'bf16', 'fp32'])}"]
+        yield " ".join([name, *words])
+
+
 DRAWS: dict[str, Callable[[Lot, int], Iterator[str]]] = {
     "single": single,
     "theirs": theirs,
@@ -514,6 +533,7 @@ DRAWS: dict[str, Callable[[Lot, int], Iterator[str]]] = {
     "sharded-pipelines": sharded_pipelines,
     "split-pipelines": split_pipelines,
     "generations": generations,
+    "long-generations": long_generations,
 }
 
 

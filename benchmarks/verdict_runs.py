@@ -77,6 +77,7 @@ SHARDINGS = (
     "engine=deepspeed zero_stage=2",
     "engine=deepspeed zero_stage=3",
 )
+DEEPSPEED_RECIPES = ("mixed-16", "mixed-20")
 PYTORCH_RECIPES = ("pure", "amp", "fp32", "mixed-16", "mixed-20", "mixed-20", "mixed-18")
 
 
@@ -219,11 +220,11 @@ def record(cases: Path, python: str, recordings: Path, device: str | None) -> No
             print(line, found["outcome"], file=sys.stderr, flush=True)
 
 
-def near_ranks(lot: random.Random, count: int, cards: Sequence[str]) -> Iterator[str]:
+def near_ranks(lot: random.Random, count: int, cards: Sequence[str], wanted: Sequence[str] = ()) -> Iterator[str]:
     """One rank of 2 to 64, at a micro-batch at which device memory is within NEAR of what is usable."""
     while count:
         sharding = lot.choice(SHARDINGS)
-        recipe = "mixed-16" if "deepspeed" in sharding else lot.choice(PYTORCH_RECIPES)
+        recipe = lot.choice(DEEPSPEED_RECIPES if "deepspeed" in sharding else PYTORCH_RECIPES)
         words = [
             f"s={lot.choice(LENGTHS)}",
             f"recipe={recipe}",
@@ -236,6 +237,8 @@ def near_ranks(lot: random.Random, count: int, cards: Sequence[str]) -> Iterator
             f"data_parallel={lot.choice([2, 8, 8, 64])}",
         ]
         preset, gpu = lot.choice(WHOLE), lot.choice(cards)
+        if not {*wanted} <= {*words}:
+            continue
         try:
             spec = memcalc.load(preset, *words, gpu=gpu)
             refuse_unsupported(spec)
@@ -312,6 +315,8 @@ def main() -> None:
         verb.add_argument("seed", type=int)
         verb.add_argument("count", type=int)
         verb.add_argument("--gpu", help="of all runs")
+        if name == "ranks":
+            verb.add_argument("--with", dest="wanted", nargs="*", default=[], help="words of all runs: recipe=mixed-20")
     verb = verbs.add_parser("record")
     verb.add_argument("cases", type=Path)
     verb.add_argument("python")
@@ -323,7 +328,8 @@ def main() -> None:
         return
     draw = {"draw": near_their_card, "largest": largest_and_above, "ranks": near_ranks}[arguments.verb]
     cards = [arguments.gpu] if arguments.gpu else RANKS_CARDS if draw is near_ranks else CARDS
-    for line in draw(random.Random(arguments.seed), arguments.count, cards):
+    given = {"wanted": arguments.wanted} if draw is near_ranks else {}
+    for line in draw(random.Random(arguments.seed), arguments.count, cards, **given):
         print(line, flush=True)
 
 

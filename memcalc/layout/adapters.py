@@ -41,6 +41,7 @@ class Quantization(NamedTuple):
     storage: str = "uint8"  # dtype of the tensors that hold the packed 4-bit values
     unsharded: bool = False  # whether engines leave these tensors whole on every rank
     original: str = ""  # dtype in which backward dequantizes; "": that of other weights
+    compute: str = ""  # dtype in which layers multiply outside of autocast; "": that of the step
 
 
 class Adapters(NamedTuple):
@@ -96,7 +97,7 @@ def adapters_of(spec: Spec) -> Adapters | None:
     """Return the adapters of a run; None for full fine-tuning."""
     training = spec.training
     if spec.inference is not None and training.completion_length is None:
-        return frozen_for(spec.inference.quantization)
+        return frozen_for(spec.inference.quantization, spec.inference.matmul_dtype)
     if training.lora is None:
         return None
     found = _adapters(
@@ -128,10 +129,10 @@ def replaces_linears(spec: Spec) -> bool:
 
 
 @lru_cache(maxsize=8)
-def frozen_for(quantization: str) -> Adapters:
+def frozen_for(quantization: str, compute: str) -> Adapters:
     """Return the adapters of generation: nothing trains, and no adapter is added to the matrices."""
     # transformers' BitsAndBytesConfig: blocks of 64 elements, scales in fp32, LM head not quantized.
-    quantized = None if quantization == "none" else Quantization(block_size=64, nested=False, head=False)
+    quantized = None if quantization == "none" else Quantization(block_size=64, nested=False, head=False, compute=compute)
     return Adapters((), 0, "", 0.0, (), quantized, input_gradient=False)
 
 
@@ -148,7 +149,8 @@ def _adapters(
     if qlora is not None:
         head = qlora.quantize_lm_head and not model.tie_word_embeddings
         original = "" if qlora.original_dtype == "compute" else qlora.original_dtype
-        quantized = Quantization(qlora.block_size, qlora.double_quantization, head, original=original)
+        compute = qlora.compute_dtype or ""
+        quantized = Quantization(qlora.block_size, qlora.double_quantization, head, original=original, compute=compute)
     targets, joined = adapted_modules(lora, model, implementation), None
     if lora.implementation == "litgpt":
         joined = tuple(name for name in targets if name in QKV)
