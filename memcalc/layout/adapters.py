@@ -132,7 +132,8 @@ def replaces_linears(spec: Spec) -> bool:
 def frozen_for(quantization: str, compute: str) -> Adapters:
     """Return the adapters of generation: nothing trains, and no adapter is added to the matrices."""
     # transformers' BitsAndBytesConfig: blocks of 64 elements, scales in fp32, LM head not quantized.
-    quantized = None if quantization == "none" else Quantization(block_size=64, nested=False, head=False, compute=compute)
+    asked = Quantization(block_size=64, nested=False, head=False, compute=compute)
+    quantized = None if quantization == "none" else asked
     return Adapters((), 0, "", 0.0, (), quantized, input_gradient=False)
 
 
