@@ -22,7 +22,6 @@ from memcalc.spec.finetuning import (
     packing_dtype,
 )
 from memcalc.spec.model import ATTENTION, EXPERTS, MAMBA, MLP, ModelSpec
-from memcalc.spec.recipes import RECIPES
 from memcalc.spec.spec import Spec
 from memcalc.spec.towers import VISION
 from memcalc.spec.training import TOKENWISE
@@ -159,7 +158,7 @@ def _adapters(
     return Adapters(
         targets=targets,
         rank=lora.rank,
-        dtype="fp32" if lora.adapter_dtype == "fp32" or RECIPES[recipe].weights == "fp32" else dtype,
+        dtype="fp32" if lora.adapter_dtype == "fp32" or recipe == "fp32" else dtype,
         dropout=lora.dropout,
         # PEFT's SEQ_CLS trains the head as well (peft_model.py, PeftModelForSequenceClassification)
         saved=(*lora.modules_to_save, *(("score",) if model.num_labels else ())),
