@@ -10,11 +10,14 @@ from memcalc.operators.linear import LinearOptions
 from memcalc.programs import operator_workspaces
 from memcalc.programs.tape import CAST, NEW, REDUCED, BackwardMemory, ForwardMemory, Node, Shape, Tensor
 from memcalc.spec.finetuning import MAGNITUDE, QKV
+from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.workspaces import ceil_div
 
 DORA = "torchtune 0.6.1 modules/peft/dora.py, DoRALinear"
 LITGPT = "LitGPT 0.5.13 litgpt/lora.py, LoRAQKVLinear"
 BITSANDBYTES = "bitsandbytes 0.50 backends/cuda/ops.py, _dequant_linear_fallback; autograd/_functions.py, MatMul4Bit"
+
+IN_REGISTERS, IN_REGISTERS_FP32 = 4, 7  # tokens: _GEMM_4BIT_CUSTOM_FLOOR_M; _gemm_4bit_use_custom_cuda
 
 
 class LoraLinear(FakeQuantizedLinear):
@@ -69,10 +72,14 @@ class LoraLinear(FakeQuantizedLinear):
         result = self.compute if self.autocast else multiplied
         x = self.cast(x, multiplied, f"{module} input in {multiplied}")
         whole = tape.store(f"{module}.weight dequantized", weight, result, BITSANDBYTES)
-        made: tuple[int, ...] = (whole,)
-        if multiplied != result:
-            casted = tape.store(f"{module} input in {result}", x.shape, result, BITSANDBYTES)
-            made = (tape.store(f"{module}.weight in {multiplied}", weight, multiplied, BITSANDBYTES), casted, whole)
+        block_size, item_bytes = adapters.quantized.block_size, DTYPE_BYTES[multiplied]
+        given_whole = {"weight": weight, "x": x.shape, "block_size": block_size, "item_bytes": item_bytes}
+        rule = operator_workspaces.named(dequantized, **given_whole)
+        made: tuple[int, ...] = (
+            tape.store(f"{module}.weight dequantized in forward", weight, multiplied, BITSANDBYTES, rule=rule),
+        )
+        if multiplied != result:  # autocast casts both
+            made = (*made, tape.store(f"{module} input in {result}", x.shape, result, BITSANDBYTES), whole)
         again: tuple[tuple[int, int], ...] = ((whole, 1),)
         original = adapters.quantized.original or self.parameters
         if original != result:
@@ -80,7 +87,7 @@ class LoraLinear(FakeQuantizedLinear):
             again = ((wide, 1), (whole, 1), (wide, -1))
         prepares = again
         if adapters.quantized.nested:
-            rule = operator_workspaces.named(scales, weight=weight, block_size=adapters.quantized.block_size)
+            rule = operator_workspaces.named(scales, weight=weight, block_size=block_size)
             around_zero, shifted = (
                 tape.store(f"{module}.weight {name}", (), "uint8", BITSANDBYTES, rule=rule)
                 for name in ("scales around zero in fp32", "scales in fp32")
@@ -239,6 +246,18 @@ class LoraLinear(FakeQuantizedLinear):
             return super().linear(x, module, weight, out, bias=False)
         finally:
             self.adapters, self.parameters = adapters, frozen
+
+
+def dequantized(values: operator_workspaces.Values, weight: Shape, x: Shape, block_size: int, item_bytes: int) -> int:
+    """bytes of the whole weight; none for up to 4 tokens, or 7 in fp32, whose kernel dequantizes in registers
+
+    bitsandbytes 0.50 backends/cuda/ops.py, gemm_4bit. Some GPUs have kernels for up to 1536 tokens with some shapes.
+    """
+    tokens = operator_workspaces.product(values, x) // values[weight[1]]
+    most = IN_REGISTERS_FP32 if item_bytes == DTYPE_BYTES["fp32"] else IN_REGISTERS
+    if tokens <= most and values[weight[1]] % block_size == 0:
+        return 0
+    return item_bytes * operator_workspaces.product(values, weight)
 
 
 def scales(values: operator_workspaces.Values, weight: Shape, block_size: int) -> int:
