@@ -467,7 +467,7 @@ OF_PRESETS |= {"glm4_moe": ["glm-4.5-air"], "gpt_oss": ["gpt-oss-20b"], "minimax
 OF_PRESETS |= {"llama4_text": ["llama-4-scout"]}
 
 
-def generations(lot: Lot, rounds: int) -> Iterator[str]:
+def generations(lot: Lot, rounds: int, quantized: float = 0.15, more: tuple[str, ...] = ()) -> Iterator[str]:
     """Generation with each family of transformers once a round, with any cache, kernel and dtype."""
     models = FAMILIES | LATER | LATEST | OF_HUB | OF_PRESETS
     for family in sorted(models) * rounds:
@@ -484,7 +484,7 @@ def generations(lot: Lot, rounds: int) -> Iterator[str]:
             words += [f"attention={lot.choice(['flash', 'flash', 'eager', 'memory-efficient'])}"]
             words += ["program=generate"] * (lot.random() < 1 / 2)
             words += [f"dtype={lot.choice(['bf16', 'bf16', 'fp16', 'fp32'])}"]
-            words += [f"quantization={lot.choice(['nf4', 'fp4'])}"] if lot.random() < 0.15 else []
+            words += [f"quantization={lot.choice(['nf4', 'fp4'])}", *more] if lot.random() < quantized else []
             try:
                 found = spec_of(" ".join([name, *words]))
             except InputError:
@@ -533,6 +533,7 @@ DRAWS: dict[str, Callable[[Lot, int], Iterator[str]]] = {
     "sharded-pipelines": sharded_pipelines,
     "split-pipelines": split_pipelines,
     "generations": generations,
+    "quantized-generations": partial(generations, quantized=1, more=("compute_dtype=null",)),
     "long-generations": long_generations,
 }
 
