@@ -128,6 +128,14 @@ def test_every_token_has_a_forward_pass() -> None:
     ]
 
 
+@pytest.mark.parametrize(("new_tokens", "last"), [(0, PREFILL), (1, FIRST), (2, LAST)])
+def test_the_last_phase_is_that_of_the_last_token(new_tokens: int, last: str) -> None:
+    result = memcalc.estimate(generation("batch_size=2", "prompt_length=100", f"new_tokens={new_tokens}"))
+
+    assert result.ledger.phases[-1] == last
+    assert result.replayed.headline.reserved_bytes is not None
+
+
 def test_identical_passes_of_a_static_cache_are_played_twice() -> None:
     spec = generation("batch_size=2", "prompt_length=100", "new_tokens=900", "cache=static")
     assert spec.inference is not None
