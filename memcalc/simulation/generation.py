@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from memcalc.architectures.huggingface.catalogue import WITH_CACHE
-from memcalc.generation.forward_peak import ForwardBlocks, GenerationBlock
+from memcalc.generation.forward_peak import ForwardBlocks, GenerationBlock, LayerKind
 from memcalc.generation.forwards import Forward, played_forwards
 from memcalc.layout.stages import stages_of
 from memcalc.ledger.component import Component
@@ -212,16 +212,16 @@ class GenerationRequests:
         tables = ((opening.program.storages[at].table, storage) for at, storage in live.items())
         self.shared = {table: storage for table, storage in tables if table is not None}
         left = [live]
-        kinds: dict[tuple[bool, bool], GenerationBlock] = {}
-        recorded: dict[tuple[bool, bool], _RecordedLayer] = {}
+        kinds: dict[LayerKind, GenerationBlock] = {}
+        recorded: dict[LayerKind, _RecordedLayer] = {}
         for layer in range(self.spec.model.num_layers):
-            kind = blocks.experts(layer), self.spec.model.has_window(layer)
+            kind = blocks.kind(layer)
             caches = self.caches.get(layer, ())
             if kind in recorded:
                 hidden, live, handed = recorded[kind].again(self.requests, hidden, caches, handed)
             else:
                 if kind not in kinds:
-                    kinds[kind] = blocks.layer(*kind, several=False)
+                    kinds[kind] = blocks.layer(kind, several=False)
                 mark, given, before = self.requests.mark(), hidden, tuple(handed)
                 hidden, live, handed = self._block(kinds[kind], given, caches)
                 self.requests.drop(before)
