@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from memcalc.architectures.huggingface.catalogue import WITH_CACHE
 from memcalc.generation.forward_peak import ForwardBlocks, GenerationBlock, LayerKind
-from memcalc.generation.forwards import Forward, played_forwards
+from memcalc.generation.forwards import Forward, LayerCache, layer_cache, played_forwards
 from memcalc.layout.stages import stages_of
 from memcalc.ledger.component import Component
 from memcalc.programs.program import Activity, SharedTable, StorageEvent
@@ -117,6 +117,19 @@ class GenerateLoop:
         self.drop(padding, before, mask)
         self.given = [self.take(self.prompt)]
 
+    def mask(self, caches: Collection[LayerCache], tokens: int) -> None:
+        """Record the masks that a model with a static cache gets, each expanded to all sequences and then copied.
+
+        generation/utils.py, prepare_inputs_for_generation: a mask of each type of layer, made contiguous.
+        """
+        keys = [tokens if cache.usage.keys == "s" else cache.after for cache in caches if cache.usage.masked]
+        single = [self.requests.take(tokens * each, 0, Component.INPUTS) for each in keys]
+        if self.sequences > 1:
+            self.given += [self.take(tokens * each, 1) for each in keys]
+            self.drop(*single)
+        else:
+            self.given += single
+
     def returned(self, forward: Forward) -> None:
         """The model has returned: extend the positions by the next one."""
         self.drop(*self.given)
@@ -190,6 +203,10 @@ class GenerationRequests:
             self.loop.prepare()
         for forward in self._passes():
             self._begin(forward)
+            if self.loop is not None and self.inference.cache == "static":
+                kinds = {*map(self.spec.model.has_window, range(self.spec.model.num_layers))}
+                caches = [layer_cache(self.spec, forward, windowed=windowed) for windowed in sorted(kinds)]
+                self.loop.mask(caches, forward.tokens)
             self._forward(forward)
             if before >= 0:
                 self.requests.drop((before,))
