@@ -203,7 +203,7 @@ def test_the_dtype_of_a_scripts_4_bit_layers_is_assumed(tmp_path: Path) -> None:
     path = tmp_path / "arguments.json"
     fields = {"per_device_train_batch_size": 1, "bf16": True, "gradient_checkpointing": True, "max_seq_length": 64}
     path.write_text(json.dumps(fields | QLORA))
-    spec = load(path, ("preset=llama-2-7b", *TODAY, "framework=trainer", "data_parallel=1"))
+    spec = load(path, ("preset=llama-2-7b", *TODAY, "framework=trainer", "data_parallel=1", "lora.base_dtype=compute"))
     (assumed,) = (each for each in memcalc.estimate(spec).spec.origin.assumptions if "compute_dtype" in each.field)
 
     assert (assumed.taken, assumed.otherwise) == ("fp32", "bf16")
