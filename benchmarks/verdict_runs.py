@@ -153,7 +153,7 @@ def near_batches(spec: Spec) -> list[int]:
 
 
 def largest_batch(spec: Spec) -> int | None:
-    """The largest batch whose replay gets through; None: none fits, or it is too large to be run quickly."""
+    """The largest batch with a replay that gets through; None: none fits, or it is too large to be run quickly."""
     if spec.inference is not None:
         found = largest_that_fits(lambda batch: is_expected_to_fit(with_batch(spec, batch)), MOST_BATCH)
         return found if 0 < found < MOST_BATCH else None

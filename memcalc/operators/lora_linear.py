@@ -249,7 +249,7 @@ class LoraLinear(FakeQuantizedLinear):
 
 
 def dequantized(values: operator_workspaces.Values, weight: Shape, x: Shape, block_size: int, item_bytes: int) -> int:
-    """bytes of the whole weight; none for up to 4 tokens, or 7 in fp32, whose kernel dequantizes in registers
+    """bytes of the whole weight; none for up to 4 tokens, or 7 in fp32: their kernel dequantizes in registers
 
     bitsandbytes 0.50 backends/cuda/ops.py, gemm_4bit. Some GPUs have kernels for up to 1536 tokens with some shapes.
     """

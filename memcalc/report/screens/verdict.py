@@ -59,7 +59,7 @@ def _generation(result: Result, inference: InferenceSpec) -> str:
     """Return generation in two lines: the model and its batch; then its cache."""
     spec = result.spec
     sizes = f"b={inference.batch_size}, {inference.prompt_length:,} tokens of prompt and {inference.new_tokens:,} new"
-    weights = inference.dtype
+    weights: str = inference.dtype
     if inference.quantization != "none":
         wider = "" if inference.matmul_dtype == inference.dtype else f" (matmuls in {inference.matmul_dtype})"
         weights = f"{inference.quantization}{wider}, {inference.dtype}"

@@ -24,7 +24,7 @@ OF_TRAINING = {
     "offload_pin_memory": False,
 }
 
-# Families whose linear layers are a subclass of nn.Linear (transformers 5.23 models/falcon/modeling_falcon.py,
+# Families with linear layers of a subclass of nn.Linear (transformers 5.23 models/falcon/modeling_falcon.py,
 # FalconLinear; integrations/bitsandbytes.py, replace_with_bnb_linear).
 OWN_LINEAR = ("falcon",)
 
