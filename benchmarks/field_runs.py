@@ -3,6 +3,7 @@
     python -m benchmarks.field_runs models SEED ROUNDS > cases.txt    # each family's modules once a round
     python -m benchmarks.field_runs fields SEED ROUNDS > cases.txt    # each set of seldom set fields once a round
     python -m benchmarks.field_runs adapters SEED ROUNDS > cases.txt  # adapters on each family once a round
+    python -m benchmarks.field_runs quantized SEED ROUNDS > cases.txt  # 4-bit bases that multiply in fp32
 
 Models are those of memcalc/data/models.jsonl and the presets, with fewer layers and experts, so that a run takes
 seconds. What memcalc rejects, or does not replay, is drawn again.
@@ -172,6 +173,13 @@ def adapters(lot: Lot) -> Words:
     return words
 
 
+def four_bits(lot: Lot) -> Words:
+    """Adapters on a 4-bit base that multiplies in fp32, the default of transformers' BitsAndBytesConfig."""
+    words = adapters(lot)
+    base = [] if any(word.startswith("qlora.") for word in words) else ["qlora.block_size=64"]
+    return [*words, *base, "qlora.compute_dtype=fp32"]
+
+
 def kept(lot: Lot, spec: Spec) -> Words:
     """Operators of recomputed layers that save their results."""
     from memcalc.spec.matmuls import layer_matmuls
@@ -251,6 +259,13 @@ def fields(lot: Lot, rounds: int) -> Iterator[str]:
         yield one(lot, there, None, chosen)
 
 
+def quantized(lot: Lot, rounds: int) -> Iterator[str]:
+    """A 4-bit base of any family that multiplies in fp32, once a round."""
+    there = groups()
+    for _ in range(rounds):
+        yield one(lot, there, None, lambda lot, _: [*settings(lot), *updated(lot), *four_bits(lot)])
+
+
 def adapted(lot: Lot, rounds: int) -> Iterator[str]:
     """Adapters on each family's modules once a round."""
     there = groups()
@@ -295,11 +310,11 @@ def last(words: Words) -> Words:
 def main() -> None:
     """Print the cases."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["models", "fields", "adapters"])
+    parser.add_argument("what", choices=["models", "fields", "adapters", "quantized"])
     parser.add_argument("seed", type=int)
     parser.add_argument("rounds", type=int)
     arguments = parser.parse_args()
-    draw = {"models": models, "fields": fields, "adapters": adapted}[arguments.what]
+    draw = {"models": models, "fields": fields, "adapters": adapted, "quantized": quantized}[arguments.what]
     for case in draw(Lot(arguments.seed), arguments.rounds):
         print(case, flush=True)
 

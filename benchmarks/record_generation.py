@@ -7,8 +7,8 @@
 Each case of generation_cases.yaml: a preset, fields of its model (l=4), then fields of its inference block. The model
 has the family's own class; tokens are fed as `generate` feeds them, one forward for the prompt, then one a token, the
 last position's logits copied to fp32; with program=generate it is `generate` that feeds them. 4-bit weights are loaded
-by from_pretrained, of weights that the null device makes, and multiplied in the dtype of the activations. Recorded
-cases are skipped. `cache_bytes` are those of the
+by from_pretrained, of weights that the null device makes, and multiplied in compute_dtype, which is dtype where a case
+names none, and BitsAndBytesConfig's default with null. Recorded cases are skipped. `cache_bytes` are those of the
 cache's storages, `phases` the peak of allocated bytes in each part, `after` what is allocated when it has ended,
 `reserved_bytes` the peak of reserved memory over all parts. Bytes.
 """
@@ -77,8 +77,11 @@ def in_a_process(arguments: argparse.Namespace, function: Callable[..., Any], *v
 def fields_of(case: str) -> tuple[str, list[str]]:
     """A case's preset, and its fields as `memcalc estimate --set` takes them."""
     preset, *words = case.split()
+    given = dict(word.split("=", 1) for word in words)
     if "program=generate" not in words:
         words.append("program=loop")
+    if "quantization" in given and "compute_dtype" not in given:
+        words.append(f"compute_dtype={given.get('dtype', 'bf16')}")
     inference = InferenceSpec.model_fields
     return preset, [f"inference.{word}" if word.partition("=")[0] in inference else word for word in words]
 
@@ -146,7 +149,9 @@ def loaded(config: dict[str, Any], choice: dict[str, Any]) -> Any:
     }
     if choice["quantization"] != "none":
         in_4_bits = transformers.BitsAndBytesConfig(  # type: ignore[no-untyped-call]
-            load_in_4bit=True, bnb_4bit_quant_type=choice["quantization"], bnb_4bit_compute_dtype=given["dtype"]
+            load_in_4bit=True,
+            bnb_4bit_quant_type=choice["quantization"],
+            bnb_4bit_compute_dtype=None if choice["compute_dtype"] is None else dtypes[choice["compute_dtype"]],
         )
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "config.json").write_text(json.dumps(config))

@@ -474,7 +474,7 @@ OF_PRESETS |= {"glm4_moe": ["glm-4.5-air"], "gpt_oss": ["gpt-oss-20b"], "minimax
 OF_PRESETS |= {"llama4_text": ["llama-4-scout"]}
 
 
-def generations(lot: Lot, rounds: int) -> Iterator[str]:
+def generations(lot: Lot, rounds: int, quantized: float = 0.15, more: tuple[str, ...] = ()) -> Iterator[str]:
     """Generation with each family of transformers once a round, with any cache, kernel and dtype."""
     models = FAMILIES | LATER | LATEST | OF_HUB | OF_PRESETS
     for family in sorted(models) * rounds:
@@ -491,7 +491,7 @@ def generations(lot: Lot, rounds: int) -> Iterator[str]:
             words += [f"attention={lot.choice(['flash', 'flash', 'eager', 'memory-efficient'])}"]
             words += ["program=generate"] * (lot.random() < 1 / 2)
             words += [f"dtype={lot.choice(['bf16', 'bf16', 'fp16', 'fp32'])}"]
-            words += [f"quantization={lot.choice(['nf4', 'fp4'])}"] if lot.random() < 0.15 else []
+            words += [f"quantization={lot.choice(['nf4', 'fp4'])}", *more] if lot.random() < quantized else []
             try:
                 found = spec_of(" ".join([name, *words]))
             except InputError:
@@ -501,6 +501,25 @@ def generations(lot: Lot, rounds: int) -> Iterator[str]:
                 continue
             yield " ".join([name, *words])
             break
+
+
+SMALL = (
+    *("gpt2-medium", "qwen2.5-0.5b", "qwen3-0.6b", "llama-3.2-1b", "pythia-1.4b", "gemma-3-1b", "opt-1.3b"),
+    *("granite-3.1-2b", "ernie-4.5-0.3b"),
+)
+LONG = 16_384  # layers in all forwards of a generation of which not every token is replayed
+
+
+def long_generations(lot: Lot, rounds: int) -> Iterator[str]:
+    """Whole models that generate many tokens, each model once a round."""
+    for name in SMALL * rounds:
+        model = memcalc.load(name).model
+        tokens = lot.choice([9, 10, 12]) * LONG // (8 * model.num_layers)
+        prompts = [length for length in (17, 100, 500, 1000, 2048) if length + tokens < model.max_position_embeddings]
+        words = [f"batch_size={lot.choice([1, 4, 8, 16, 32])}", f"prompt_length={lot.choice(prompts)}"]
+        words += [f"new_tokens={tokens}", "cache=dynamic", f"attention={lot.choice(['flash', 'flash', 'eager'])}"]
+        words += ["program=generate"] * (lot.random() < 1 / 2) + [f"dtype={lot.choice(['bf16', 'bf16', 'fp32'])}"]
+        yield " ".join([name, *words])
 
 
 DRAWS: dict[str, Callable[[Lot, int], Iterator[str]]] = {
@@ -523,6 +542,8 @@ DRAWS: dict[str, Callable[[Lot, int], Iterator[str]]] = {
     "long-sharded-pipelines": partial(sharded_pipelines, each=MANY, schedules=STEADY),
     "split-pipelines": split_pipelines,
     "generations": generations,
+    "quantized-generations": partial(generations, quantized=1, more=("compute_dtype=null",)),
+    "long-generations": long_generations,
 }
 
 

@@ -3,6 +3,7 @@
     python benchmarks/verdict_runs.py draw SEED COUNT > cases.txt       # runs with an estimate within 12 % of the GPU
     python benchmarks/verdict_runs.py largest SEED COUNT > cases.txt    # each run at the largest micro-batch and above
     python benchmarks/verdict_runs.py ranks SEED COUNT > cases.txt      # one rank of many, within 12 % of the GPU
+    python benchmarks/verdict_runs.py generations SEED COUNT > cases.txt    # generations, within 12 % of the GPU
     python benchmarks/verdict_runs.py record cases.txt PYTHON FILE.jsonl
     python benchmarks/verdict_runs.py record cases.txt python3 FILE.jsonl --cuda    # on this machine's GPU
 
@@ -19,26 +20,33 @@ import random
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import memcalc
+from benchmarks.record_generation import generate_each
 from benchmarks.record_reference import variables_of
 from benchmarks.record_sharded import GPU as THIS_GPU
 from benchmarks.record_sharded import RANK
 from benchmarks.sample_cases import WHOLE
 from memcalc.errors import InputError, MemcalcError, OutOfMemory
+from memcalc.estimation.max_batch import with_sizes
 from memcalc.estimation.outside_allocator import communication_library_bytes
 from memcalc.measuring import measure
 from memcalc.measuring.client import WORKER, Worker
 from memcalc.measuring.measurement import DONE, OUT_OF_MEMORY
 from memcalc.nullcuda import run as dry_run
+from memcalc.nullcuda.context import null_device
 from memcalc.search.maxima import maximum
+from memcalc.spec.model_families.conversion import attends_eagerly
+from memcalc.spec.model_families.inverse import write_hf_config
 from memcalc.spec.spec import Spec
 from memcalc.step.reference.decoder import refuse_unsupported
-from memcalc.verdict.judge import gpu_of
+from memcalc.units import largest_that_fits
+from memcalc.verdict.judge import gpu_of, is_expected_to_fit
 from memcalc.verdict.needs import can_replay, need_of
 
 NEAR = 0.12  # of the GPU's usable memory
@@ -65,6 +73,8 @@ ADAPTERS = (
     "lora.rank=64 lora.target_modules=all-linear",
     "lora.rank=16 qlora.block_size=64",
 )
+GENERATING = (*PRESETS, *"gemma-2-2b gemma-3-1b granite-3.1-2b stablelm-2-1.6b starcoder2-3b smollm3-3b".split())
+GENERATING += ("olmo-2-7b", "command-r7b", "glm-4-9b", "falcon-7b")
 MOST_BATCH = 4096
 RANKS_CARDS = ("a100-80gb", "h100-80gb")
 SHARDINGS = (
@@ -77,6 +87,7 @@ SHARDINGS = (
     "engine=deepspeed zero_stage=2",
     "engine=deepspeed zero_stage=3",
 )
+DEEPSPEED_RECIPES = ("mixed-16", "mixed-20")
 PYTORCH_RECIPES = ("pure", "amp", "fp32", "mixed-16", "mixed-20", "mixed-20", "mixed-18")
 
 
@@ -142,7 +153,10 @@ def near_batches(spec: Spec) -> list[int]:
 
 
 def largest_batch(spec: Spec) -> int | None:
-    """The largest micro-batch that `fit` names; None: none fits, or it is too large to be run quickly."""
+    """The largest batch with a replay that gets through; None: none fits, or it is too large to be run quickly."""
+    if spec.inference is not None:
+        found = largest_that_fits(lambda batch: is_expected_to_fit(with_batch(spec, batch)), MOST_BATCH)
+        return found if 0 < found < MOST_BATCH else None
     try:
         found = maximum("micro_batch_size", spec).value
     except InputError:
@@ -151,8 +165,33 @@ def largest_batch(spec: Spec) -> int | None:
 
 
 def with_batch(spec: Spec, batch: int) -> Spec:
-    """The run with another micro-batch."""
+    """The run with another batch."""
+    if spec.inference is not None:
+        return with_sizes(spec, batch_size=batch)
     return spec.model_copy(update={"training": spec.training.model_copy(update={"micro_batch_size": batch})})
+
+
+def near_generations(lot: random.Random, count: int, cards: Sequence[str]) -> Iterator[str]:
+    """Generations by whole models, with a batch at which device memory is within NEAR of what is usable."""
+    while count:
+        words = [
+            f"prompt_length={lot.choice([17, 100, 500, 1024, 2048, 4096, 8192])}",
+            f"new_tokens={lot.choice([1, 16, 33, 64])}",
+            f"dtype={lot.choice(['bf16', 'bf16', 'bf16', 'fp16', 'fp32'])}",
+            f"quantization={lot.choice(['none', 'none', 'none', 'nf4'])}",
+            f"cache={lot.choice(['dynamic', 'dynamic', 'static'])}",
+            f"program={lot.choice(['generate', 'generate', 'loop'])}",
+            f"attention={lot.choice(['flash', 'flash', 'eager', 'memory-efficient'])}",
+        ]
+        try:
+            spec = memcalc.load(lot.choice(GENERATING), *(f"inference.{word}" for word in words), gpu=lot.choice(cards))
+        except InputError:
+            continue
+        sdpa = spec.training.attention != "eager" and not attends_eagerly(spec.model.architecture, "huggingface")
+        if can_replay(spec) and (sdpa or spec.training.attention == "eager") and (batches := near_batches(spec)):
+            count -= 1
+            words.insert(0, f"batch_size={lot.choice(batches)}")
+            yield " ".join([spec.name, f"gpu={spec.hardware.gpu}", *(f"inference.{word}" for word in words)])
 
 
 def largest_and_above(lot: random.Random, count: int, cards: Sequence[str]) -> Iterator[str]:
@@ -208,7 +247,9 @@ def record(cases: Path, python: str, recordings: Path, device: str | None) -> No
                 continue
             spec = loaded(line)
             card = device or spec.hardware.gpu or ""
-            if spec.parallelism.ranks > 1:
+            if spec.inference is not None:
+                found = {"case": line, **outcome_of_generation(spec, python, card)}
+            elif spec.parallelism.ranks > 1:
                 found = {"case": line, **outcome_of_rank(line, python, card)}
             else:
                 if card not in workers:
@@ -219,11 +260,11 @@ def record(cases: Path, python: str, recordings: Path, device: str | None) -> No
             print(line, found["outcome"], file=sys.stderr, flush=True)
 
 
-def near_ranks(lot: random.Random, count: int, cards: Sequence[str]) -> Iterator[str]:
+def near_ranks(lot: random.Random, count: int, cards: Sequence[str], wanted: Sequence[str] = ()) -> Iterator[str]:
     """One rank of 2 to 64, at a micro-batch at which device memory is within NEAR of what is usable."""
     while count:
         sharding = lot.choice(SHARDINGS)
-        recipe = "mixed-16" if "deepspeed" in sharding else lot.choice(PYTORCH_RECIPES)
+        recipe = lot.choice(DEEPSPEED_RECIPES if "deepspeed" in sharding else PYTORCH_RECIPES)
         words = [
             f"s={lot.choice(LENGTHS)}",
             f"recipe={recipe}",
@@ -236,6 +277,8 @@ def near_ranks(lot: random.Random, count: int, cards: Sequence[str]) -> Iterator
             f"data_parallel={lot.choice([2, 8, 8, 64])}",
         ]
         preset, gpu = lot.choice(WHOLE), lot.choice(cards)
+        if not {*wanted} <= {*words}:
+            continue
         try:
             spec = memcalc.load(preset, *words, gpu=gpu)
             refuse_unsupported(spec)
@@ -276,6 +319,24 @@ def outcome_of_rank(line: str, python: str, card: str) -> dict[str, object]:
     }
 
 
+def outcome_of_generation(spec: Spec, python: str, card: str) -> dict[str, object]:
+    """Return the memory of a generation by record_generation.py in bytes, and how it ended."""
+    assert spec.inference is not None
+    given = write_hf_config(spec.model), spec.inference.model_dump()
+    with null_device(card, python=python, random_weights=True) as device:
+        (found,) = device.call(generate_each, [given])
+    if isinstance(found, str):
+        return {"outcome": OUT_OF_MEMORY if "OutOfMemoryError" in found else "refused", "message": found[:300]}
+    return {
+        "outcome": DONE,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": found["versions"],
+        "allocated_bytes": max(found["phases"].values()),
+        "reserved_bytes": found["reserved_bytes"],
+        "message": "",
+    }
+
+
 def here(command: list[str]) -> str:
     """How a command ended that uses this machine's GPU."""
     ran = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
@@ -303,15 +364,25 @@ def outcome(spec: Spec, worker: Worker) -> dict[str, object]:
     }
 
 
+DRAWS: dict[str, Callable[..., Iterator[str]]] = {
+    "draw": near_their_card,
+    "largest": largest_and_above,
+    "ranks": near_ranks,
+    "generations": near_generations,
+}
+
+
 def main() -> None:
     """Draw cases, or record them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(dest="verb", required=True)
-    for name in ("draw", "largest", "ranks"):
+    for name in DRAWS:
         verb = verbs.add_parser(name)
         verb.add_argument("seed", type=int)
         verb.add_argument("count", type=int)
         verb.add_argument("--gpu", help="of all runs")
+        if name == "ranks":
+            verb.add_argument("--with", dest="wanted", nargs="*", default=[], help="words of all runs: recipe=mixed-20")
     verb = verbs.add_parser("record")
     verb.add_argument("cases", type=Path)
     verb.add_argument("python")
@@ -321,9 +392,16 @@ def main() -> None:
     if arguments.verb == "record":
         record(arguments.cases, arguments.python, arguments.recordings, arguments.cuda)
         return
-    draw = {"draw": near_their_card, "largest": largest_and_above, "ranks": near_ranks}[arguments.verb]
+    draws = {
+        "draw": near_their_card,
+        "largest": largest_and_above,
+        "ranks": near_ranks,
+        "generations": near_generations,
+    }
+    draw = draws[arguments.verb]
     cards = [arguments.gpu] if arguments.gpu else RANKS_CARDS if draw is near_ranks else CARDS
-    for line in draw(random.Random(arguments.seed), arguments.count, cards):
+    given = {"wanted": arguments.wanted} if draw is near_ranks else {}
+    for line in draw(random.Random(arguments.seed), arguments.count, cards, **given):
         print(line, flush=True)
 
 

@@ -80,6 +80,16 @@ def draw_sft(draw: Draw) -> Program:
     return program("sft", fields, draw, model=model.hub_id, data=draw.of("data", ("texts", "mixed")))
 
 
+def draw_qlora(draw: Draw) -> Program:
+    """Supervised fine-tuning on a 4-bit base that multiplies in fp32, as TRL's default dtype has it."""
+    model = draw_model(draw, "qlora")
+    batch = draw_batch(draw, model)
+    fields = {"max_length": batch.length, **fields_of(draw, batch, "qlora")}
+    del fields["dtype"]
+    fields |= draw.of("precision of the base", ({}, {"bf16": True}, {"dtype": "float32"}, {"bf16": False}))
+    return program("sft", fields, draw, model=model.hub_id, data="texts")
+
+
 def draw_dpo(draw: Draw) -> Program:
     """Preference training: chosen and rejected sequences in one forward, beside a reference."""
     adapters = draw.of("adapters", ADAPTERS)
@@ -154,6 +164,7 @@ def draw_grpo(draw: Draw) -> Program:
 
 FAMILIES = (
     Family("trl-sft", HF5, draw_sft),
+    Family("trl-qlora", HF5, draw_qlora),
     Family("trl-dpo", HF5, draw_dpo),
     Family("trl-dpo-1.14", HF5_TRL_114, draw_dpo),
     Family("trl-reward", HF5, draw_reward),

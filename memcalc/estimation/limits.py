@@ -268,7 +268,5 @@ def _generation(spec: Spec) -> Iterator[tuple[str, bool]]:
         yield what, False
     if spec.model.moe is not None:
         yield IMBALANCE, False
-    if inference.quantization != "none":
-        yield "bnb_4bit_compute_dtype other than dtype: its default, fp32, restores matrices and inputs in fp32", False
     if spec.parallelism.tensor_parallel > 1 or spec.parallelism.pipeline_parallel > 1:
         yield "communication buffers of several ranks; generation over several GPUs was not compared with a run", False

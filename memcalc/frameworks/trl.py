@@ -297,16 +297,26 @@ def _place_adapters(draft: Draft) -> None:
     draft.facts["pefts_layers"] = True
     if is_on(draft.facts.get("four_bits")):
         draft.default("training.qlora.double_quantization", False)
-        place_adapters_in_bf16(draft)
+        weights = str(draft.facts.get("weights") or "float32").rpartition(".")[2]
+        # trl/trainer/utils.py, get_quantization_config: bnb_4bit_compute_dtype=model_args.dtype
+        draft.default("training.qlora.compute_dtype", None if weights == "auto" else _DTYPES.get(weights, "fp32"))
+        place_adapters_in_bf16(draft, in_16_bits=weights != "float32")
 
 
-def place_adapters_in_bf16(draft: Draft) -> None:
+_DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
+
+
+def place_adapters_in_bf16(draft: Draft, *, in_16_bits: bool = True) -> None:
     """Set the dtype to which TRL's trainers cast adapters on a quantized base (trl/trainer/dpo_trainer.py, __init__).
 
     Gradients and optimizer states have it, too, except with DeepSpeed, which has fp32 master weights.
+
+    Args:
+        draft: the configuration.
+        in_16_bits: whether other weights are loaded in 16 bits.
     """
     draft.default("training.lora.adapter_dtype", "compute")
-    if not (draft.facts.get("deepspeed") or runs_deepspeed(draft)):
+    if in_16_bits and not (draft.facts.get("deepspeed") or runs_deepspeed(draft)):
         draft.default("training.recipe", "pure")  # no tensor is left for autocast to cast
 
 

@@ -43,6 +43,14 @@ class GenerationBlock:
         return self.sized.bytes_of(storages), storages
 
 
+class LayerKind(NamedTuple):
+    """What the layers of a generating model differ in."""
+
+    experts: bool
+    windowed: bool  # whether it has a sliding window
+    rotates: bool  # whether it applies RoPE; plain modules do in every layer
+
+
 class LiveStorages(NamedTuple):
     """Live storages of a block, with the number of copies."""
 
@@ -72,10 +80,10 @@ def forward_peaks(spec: Spec, stage: Stage, gpu: GpuSpec | None) -> dict[str, Ge
 def highest(spec: Spec, stage: Stage, gpu: GpuSpec | None, forward: Forward) -> GenerationPeak:
     """Return the peak of one forward on a stage."""
     parts = ForwardBlocks(spec, gpu, forward)
-    kinds = [(parts.experts(layer), spec.model.has_window(layer)) for layer in range(stage.first, stage.stop)]
+    kinds = [parts.kind(layer) for layer in range(stage.first, stage.stop)]
     left = {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
     done = dict.fromkeys(left, 0)
-    layers = {kind: parts.layer(*kind, several=len(left) > 1) for kind in left}
+    layers = {kind: parts.layer(kind, several=len(left) > 1) for kind in left}
     opening = parts.block("embedding", "embedding") if stage.has_embedding else parts.block("shared tables", "tables")
     best = GenerationPeak(0, ())
     if stage.has_embedding:
@@ -108,9 +116,9 @@ def _better(
 
 
 def _around(
-    layers: dict[tuple[bool, bool], GenerationBlock],
-    done: dict[tuple[bool, bool], int],
-    left: dict[tuple[bool, bool], int],
+    layers: dict[LayerKind, GenerationBlock],
+    done: dict[LayerKind, int],
+    left: dict[LayerKind, int],
 ) -> tuple[LiveStorages, ...]:
     """Return the caches of earlier and later layers, and the earlier ones' casts that autocast caches."""
     before = (LiveStorages(block, block.written + block.program.region, done[kind]) for kind, block in layers.items())
@@ -146,9 +154,11 @@ class ForwardBlocks:
         """The structure with the cache of layers without a sliding window."""
         return self.structure._replace(cache=layer_cache(self.spec, self.forward, windowed=False).usage)
 
-    def experts(self, layer: int) -> bool:
-        """Return whether a layer has experts."""
-        return self.spec.model.has_experts(layer)
+    def kind(self, layer: int) -> LayerKind:
+        """Return the type of a layer, counted from 0."""
+        model = self.spec.model
+        rotates = self.structure.implementation != "huggingface" or model.rotates(layer)
+        return LayerKind(model.has_experts(layer), model.has_window(layer), rotates)
 
     def block(self, name: str, part: Part) -> GenerationBlock:
         """Return a block that is not a layer; it creates the mask that layers with a sliding window need."""
@@ -157,11 +167,13 @@ class ForwardBlocks:
         windowed = any(model.has_window(layer) and fused for layer in range(model.num_layers))
         return self._block(name, part, layer_cache(self.spec, self.forward, windowed=windowed))
 
-    def _block(self, name: str, part: Part, cache: LayerCache) -> GenerationBlock:
+    def _block(self, name: str, part: Part, cache: LayerCache, *, rotates: bool = True) -> GenerationBlock:
         kernel = attention_kernel(self.spec, masked=cache.usage.masked)
         attention = self.structure.attention
         attention = attention._replace(kernel=kernel, pads_heads=attention.pads_heads and kernel == "flash")
-        compiled = program(self.structure._replace(cache=cache.usage, attention=attention), part, False, NOTHING_TRAINS)
+        layer = self.structure.layer._replace(without_rope=not rotates)
+        structure = self.structure._replace(cache=cache.usage, attention=attention, layer=layer)
+        compiled = program(structure, part, False, NOTHING_TRAINS)
         sized = sizer_of(self.values | cache.values).sized(compiled)
         caches = [i for i, each in enumerate(compiled.storages) if each.component is Component.KV_CACHE]
         written = tuple(i for i in caches if i in compiled.kept)
@@ -170,16 +182,18 @@ class ForwardBlocks:
         }
         return GenerationBlock(name, compiled, sized, written, tuple(i for i in caches if i in started))
 
-    def layer(self, experts: bool, windowed: bool, *, several: bool) -> GenerationBlock:
+    def layer(self, kind: LayerKind, *, several: bool) -> GenerationBlock:
         """Return a layer of one type."""
         words = []
         if several:
             moe = self.spec.model.moe
-            words += [] if moe is None else ["moe" if experts else "dense"]
-            words += [] if not self.spec.model.sliding_window else ["window" if windowed else "full"]
-        cache = layer_cache(self.spec, self.forward, windowed=windowed)
+            words += [] if moe is None else ["moe" if kind.experts else "dense"]
+            words += [] if not self.spec.model.sliding_window else ["window" if kind.windowed else "full"]
+            words += [] if kind.rotates else ["unturned"]
+        cache = layer_cache(self.spec, self.forward, windowed=kind.windowed)
         name = f"layers.{'.'.join([*words, '*'])}"
-        return self._block(name, "expert layer" if experts else "dense layer", cache)
+        part: Part = "expert layer" if kind.experts else "dense layer"
+        return self._block(name, part, cache, rotates=kind.rotates)
 
 
 def peak_rows(moment: GenerationPeak, mask: int) -> Iterator[RowDraft]:

@@ -51,8 +51,8 @@ class LayerCache(NamedTuple):
 
 
 def phases_of(inference: InferenceSpec) -> tuple[str, ...]:
-    """Return the phases of a run; without new tokens there is none after the prompt's."""
-    return PHASES if inference.new_tokens else PHASES[:3]
+    """Return the phases of a run; without new tokens there is none after the prompt's, and one token is the first."""
+    return PHASES[: PHASES.index(PREFILL) + 1 + min(inference.new_tokens, len((FIRST, LAST)))]
 
 
 def forwards_of(inference: InferenceSpec) -> Iterator[Forward]:
@@ -65,6 +65,7 @@ def forwards_of(inference: InferenceSpec) -> Iterator[Forward]:
         yield Forward(PREFILL, rest, whole * chunk)
     if inference.new_tokens:
         yield Forward(FIRST, 1, prompt)
+    if inference.new_tokens > 1:
         yield Forward(LAST, 1, inference.context_length - 1)
 
 

@@ -232,6 +232,14 @@ def _place_storage(draft: Draft, program: str) -> None:
         draft.default(path, draft.choose(path, what, ("uint8", "compute")))
 
 
+def _place_matmuls(draft: Draft, program: str) -> None:
+    """Set the dtype in which 4-bit layers multiply: one that a script around Trainer sets, or the default, fp32."""
+    half, path = _half(draft.facts), "training.qlora.compute_dtype"
+    if program == "trainer" and half is not None:
+        what = "the dtype in which the script's 4-bit layers multiply (bnb_4bit_compute_dtype)"
+        draft.default(path, draft.choose(path, what, (half, "fp32")))
+
+
 def _optimizer(draft: Draft) -> None:
     name = draft.facts.get("optimizer")
     if name is None:
@@ -277,6 +285,7 @@ def _finish(draft: Draft) -> None:
     if is_on(draft.facts.get("four_bits")):
         draft.default("training.qlora.double_quantization", False)  # BitsAndBytesConfig's default
         _place_storage(draft, program)
+        _place_matmuls(draft, program)
     elif draft.overridden.get("training.finetune") != "qlora":
         for path in [path for path in draft.values if path.startswith("training.qlora.")]:
             del draft.values[path]

@@ -35,12 +35,17 @@ def _modules_to_save(draft: Draft, value: Any) -> None:
     draft.values["training.lora.modules_to_save"] = [str(name).strip() for name in names]
 
 
+_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 FIELDS: dict[str, Meaning] = {
     **fact("peft", _FINETUNE).at("lora_enable use_lora"),
     **Meaning("mapped", _FINETUNE, _quantized_lora).at("q_lora qlora use_qlora"),
     **Meaning("mapped", _FINETUNE, _bits).at("bits quant_bit load_in_kbits"),
     "full_finetune": part(_FINETUNE),
     "double_quant": to("training.qlora.double_quantization"),
+    "bnb_4bit_compute_dtype": to(
+        "training.qlora.compute_dtype",
+        {name: dtype for long, dtype in _DTYPES.items() for name in (long, f"torch.{long}", dtype)} | {"": None},
+    ),
     "quant_type": to("training.qlora.quantization", {"nf4": "nf4", "fp4": "fp4"}),
     "lora_rank": to("training.lora.rank"),
     **fact("targets", "training.lora.target_modules").at("target_modules trainable lora_modules"),
@@ -121,7 +126,10 @@ def _place_lengths(draft: Draft) -> None:
 
 def _place_lora(draft: Draft, *, rank: int, dropout: float, targets: object) -> None:
     draft.default(FRAMEWORK, "trainer")
-    draft.facts.setdefault("targets", targets)
+    facts = draft.facts
+    facts.setdefault("targets", targets)
+    half = next((name for name in ("bf16", "fp16") if is_on(facts.get(name))), "fp32")
+    draft.default("training.qlora.compute_dtype", half)  # bnb_4bit_compute_dtype is that of the step
     for name, value in (("rank", rank), ("alpha", 16), ("dropout", dropout)):
         draft.default(f"training.lora.{name}", value)
 

@@ -22,7 +22,6 @@ from memcalc.spec.finetuning import (
     packing_dtype,
 )
 from memcalc.spec.model import ATTENTION, EXPERTS, MAMBA, MLP, ModelSpec
-from memcalc.spec.recipes import RECIPES
 from memcalc.spec.spec import Spec
 from memcalc.spec.towers import VISION
 from memcalc.spec.training import TOKENWISE
@@ -41,6 +40,7 @@ class Quantization(NamedTuple):
     storage: str = "uint8"  # dtype of the tensors that hold the packed 4-bit values
     unsharded: bool = False  # whether engines leave these tensors whole on every rank
     original: str = ""  # dtype in which backward dequantizes; "": that of other weights
+    compute: str = ""  # dtype in which layers multiply outside of autocast; "": that of the step
 
 
 class Adapters(NamedTuple):
@@ -96,7 +96,7 @@ def adapters_of(spec: Spec) -> Adapters | None:
     """Return the adapters of a run; None for full fine-tuning."""
     training = spec.training
     if spec.inference is not None and training.completion_length is None:
-        return frozen_for(spec.inference.quantization)
+        return frozen_for(spec.inference.quantization, spec.inference.matmul_dtype)
     if training.lora is None:
         return None
     found = _adapters(
@@ -128,10 +128,11 @@ def replaces_linears(spec: Spec) -> bool:
 
 
 @lru_cache(maxsize=8)
-def frozen_for(quantization: str) -> Adapters:
+def frozen_for(quantization: str, compute: str) -> Adapters:
     """Return the adapters of generation: nothing trains, and no adapter is added to the matrices."""
     # transformers' BitsAndBytesConfig: blocks of 64 elements, scales in fp32, LM head not quantized.
-    quantized = None if quantization == "none" else Quantization(block_size=64, nested=False, head=False)
+    asked = Quantization(block_size=64, nested=False, head=False, compute=compute)
+    quantized = None if quantization == "none" else asked
     return Adapters((), 0, "", 0.0, (), quantized, input_gradient=False)
 
 
@@ -148,7 +149,8 @@ def _adapters(
     if qlora is not None:
         head = qlora.quantize_lm_head and not model.tie_word_embeddings
         original = "" if qlora.original_dtype == "compute" else qlora.original_dtype
-        quantized = Quantization(qlora.block_size, qlora.double_quantization, head, original=original)
+        compute = qlora.compute_dtype or ""
+        quantized = Quantization(qlora.block_size, qlora.double_quantization, head, original=original, compute=compute)
     targets, joined = adapted_modules(lora, model, implementation), None
     if lora.implementation == "litgpt":
         joined = tuple(name for name in targets if name in QKV)
@@ -156,7 +158,7 @@ def _adapters(
     return Adapters(
         targets=targets,
         rank=lora.rank,
-        dtype="fp32" if lora.adapter_dtype == "fp32" or RECIPES[recipe].weights == "fp32" else dtype,
+        dtype="fp32" if lora.adapter_dtype == "fp32" or recipe == "fp32" else dtype,
         dropout=lora.dropout,
         # PEFT's SEQ_CLS trains the head as well (peft_model.py, PeftModelForSequenceClassification)
         saved=(*lora.modules_to_save, *(("score",) if model.num_labels else ())),

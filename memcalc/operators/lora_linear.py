@@ -8,13 +8,16 @@ from memcalc.operators.base import DERIVATIVES
 from memcalc.operators.fake_quantized_linear import FakeQuantizedLinear
 from memcalc.operators.linear import LinearOptions
 from memcalc.programs import operator_workspaces
-from memcalc.programs.tape import NEW, REDUCED, BackwardMemory, ForwardMemory, Node, Shape, Tensor
+from memcalc.programs.tape import CAST, NEW, REDUCED, BackwardMemory, ForwardMemory, Node, Shape, Tensor
 from memcalc.spec.finetuning import MAGNITUDE, QKV
+from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.workspaces import ceil_div
 
 DORA = "torchtune 0.6.1 modules/peft/dora.py, DoRALinear"
 LITGPT = "LitGPT 0.5.13 litgpt/lora.py, LoRAQKVLinear"
 BITSANDBYTES = "bitsandbytes 0.50 backends/cuda/ops.py, _dequant_linear_fallback; autograd/_functions.py, MatMul4Bit"
+
+IN_REGISTERS, IN_REGISTERS_FP32 = 4, 7  # tokens: _GEMM_4BIT_CUSTOM_FLOOR_M; _gemm_4bit_use_custom_cuda
 
 
 class LoraLinear(FakeQuantizedLinear):
@@ -57,48 +60,56 @@ class LoraLinear(FakeQuantizedLinear):
         return self.restrided_view(y, f"{module} output") if copies else y
 
     def _quantized(self, x: Tensor, module: str, weight: Shape, out: Shape) -> Tensor:
-        """Dequantize the weight to the compute dtype, in forward and again in backward; saves no activation.
+        """Dequantize the weight to the dtype of the matmul, in forward and again in backward; saves no activation.
 
-        Forward dequantizes it in the dtype of the input, backward in the weight's original dtype, then casts it
-        (bitsandbytes/_ops.py, _dequant_linear_fallback; autograd/_functions.py, MatMul4Bit.backward).
+        Forward dequantizes it in the dtype of the input, which autocast casts with it; backward in the weight's
+        original dtype, then casts it to that of the output (_dequant_linear_fallback; MatMul4Bit.backward).
         """
         adapters, tape = self.adapters, self.tape
         assert adapters is not None
         assert adapters.quantized is not None
-        given = x.dtype
-        x = self.cast(x, self.compute, f"{module} input in {self.compute}")
-        whole = tape.store(f"{module}.weight dequantized", weight, self.compute, BITSANDBYTES)
-        made: tuple[int, ...] = (whole,)
+        given, multiplied = x, adapters.quantized.compute or self.compute
+        result = self.compute if self.autocast else multiplied
+        x = self.cast(x, multiplied, f"{module} input in {multiplied}")
+        whole = tape.store(f"{module}.weight dequantized", weight, result, BITSANDBYTES)
+        block_size, item_bytes = adapters.quantized.block_size, DTYPE_BYTES[multiplied]
+        given_whole = {"weight": weight, "x": x.shape, "block_size": block_size, "item_bytes": item_bytes}
+        rule = operator_workspaces.named(dequantized, **given_whole)
+        made: tuple[int, ...] = (
+            tape.store(f"{module}.weight dequantized in forward", weight, multiplied, BITSANDBYTES, rule=rule),
+        )
+        if multiplied != result:  # autocast casts both
+            made = (*made, tape.store(f"{module} input in {result}", x.shape, result, BITSANDBYTES), whole)
         again: tuple[tuple[int, int], ...] = ((whole, 1),)
         original = adapters.quantized.original or self.parameters
-        if original != self.compute:
+        if original != result:
             wide = tape.store(f"{module}.weight dequantized in {original}", weight, original, BITSANDBYTES)
             again = ((wide, 1), (whole, 1), (wide, -1))
         prepares = again
         if adapters.quantized.nested:
-            rule = operator_workspaces.named(scales, weight=weight, block_size=adapters.quantized.block_size)
+            rule = operator_workspaces.named(scales, weight=weight, block_size=block_size)
             around_zero, shifted = (
                 tape.store(f"{module}.weight {name}", (), "uint8", BITSANDBYTES, rule=rule)
                 for name in ("scales around zero in fp32", "scales in fp32")
             )
-            made = (around_zero, shifted, whole)
+            made = (around_zero, shifted, *made)
             # Backward adds the mean of the scales in place.
             prepares = ((shifted, 1), again[0], (shifted, -1), *again[1:])
-        y = tape.new(f"{module} output", out, self.compute, BITSANDBYTES)
+        y = tape.new(f"{module} output", out, result, BITSANDBYTES)
         node = Node(
             module,
             (x,),
             (y,),
             (),
-            (NEW,),
+            (NEW if x.dtype == result else CAST,),
             forward=ForwardMemory(first=made),
             backward=BackwardMemory(prepares=prepares, between=((whole, -1),)),
             module=module,
             multiplies=True,
         )
         tape.record(node)
-        y = self.cast(y, given, f"{module} output in {given}")
-        tape.still_referenced(x)  # bitsandbytes/nn/modules.py, Linear4bit.forward: its cast of the input
+        y = self.cast(y, given.dtype, f"{module} output in {given.dtype}")
+        tape.still_referenced(given, x)  # bitsandbytes/nn/modules.py, Linear4bit.forward: its argument and its cast
         return y
 
     def _adapter(self, x: Tensor, base: Tensor, module: str, weight: Shape, out: Shape, *, copies: bool) -> Tensor:
@@ -235,6 +246,18 @@ class LoraLinear(FakeQuantizedLinear):
             return super().linear(x, module, weight, out, bias=False)
         finally:
             self.adapters, self.parameters = adapters, frozen
+
+
+def dequantized(values: operator_workspaces.Values, weight: Shape, x: Shape, block_size: int, item_bytes: int) -> int:
+    """bytes of the whole weight; none for up to 4 tokens, or 7 in fp32: their kernel dequantizes in registers
+
+    bitsandbytes 0.50 backends/cuda/ops.py, gemm_4bit. Some GPUs have kernels for up to 1536 tokens with some shapes.
+    """
+    tokens = operator_workspaces.product(values, x) // values[weight[1]]
+    most = IN_REGISTERS_FP32 if item_bytes == DTYPE_BYTES["fp32"] else IN_REGISTERS
+    if tokens <= most and values[weight[1]] % block_size == 0:
+        return 0
+    return item_bytes * operator_workspaces.product(values, weight)
 
 
 def scales(values: operator_workspaces.Values, weight: Shape, block_size: int) -> int:

@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from memcalc.architectures.huggingface.catalogue import WITH_CACHE
-from memcalc.generation.forward_peak import ForwardBlocks, GenerationBlock
-from memcalc.generation.forwards import Forward, played_forwards
+from memcalc.generation.forward_peak import ForwardBlocks, GenerationBlock, LayerKind
+from memcalc.generation.forwards import Forward, LayerCache, layer_cache, played_forwards
 from memcalc.layout.stages import stages_of
 from memcalc.ledger.component import Component
 from memcalc.programs.program import Activity, SharedTable, StorageEvent
@@ -117,6 +117,19 @@ class GenerateLoop:
         self.drop(padding, before, mask)
         self.given = [self.take(self.prompt)]
 
+    def mask(self, caches: Collection[LayerCache], tokens: int) -> None:
+        """Record the masks that a model with a static cache gets, each expanded to all sequences and then copied.
+
+        generation/utils.py, prepare_inputs_for_generation: a mask of each type of layer, made contiguous.
+        """
+        keys = [tokens if cache.usage.keys == "s" else cache.after for cache in caches if cache.usage.masked]
+        single = [self.requests.take(tokens * each, 0, Component.INPUTS) for each in keys]
+        if self.sequences > 1:
+            self.given += [self.take(tokens * each, 1) for each in keys]
+            self.drop(*single)
+        else:
+            self.given += single
+
     def returned(self, forward: Forward) -> None:
         """The model has returned: extend the positions by the next one."""
         self.drop(*self.given)
@@ -190,6 +203,10 @@ class GenerationRequests:
             self.loop.prepare()
         for forward in self._passes():
             self._begin(forward)
+            if self.loop is not None and self.inference.cache == "static":
+                kinds = {*map(self.spec.model.has_window, range(self.spec.model.num_layers))}
+                caches = [layer_cache(self.spec, forward, windowed=windowed) for windowed in sorted(kinds)]
+                self.loop.mask(caches, forward.tokens)
             self._forward(forward)
             if before >= 0:
                 self.requests.drop((before,))
@@ -212,16 +229,16 @@ class GenerationRequests:
         tables = ((opening.program.storages[at].table, storage) for at, storage in live.items())
         self.shared = {table: storage for table, storage in tables if table is not None}
         left = [live]
-        kinds: dict[tuple[bool, bool], GenerationBlock] = {}
-        recorded: dict[tuple[bool, bool], _RecordedLayer] = {}
+        kinds: dict[LayerKind, GenerationBlock] = {}
+        recorded: dict[LayerKind, _RecordedLayer] = {}
         for layer in range(self.spec.model.num_layers):
-            kind = blocks.experts(layer), self.spec.model.has_window(layer)
+            kind = blocks.kind(layer)
             caches = self.caches.get(layer, ())
             if kind in recorded:
                 hidden, live, handed = recorded[kind].again(self.requests, hidden, caches, handed)
             else:
                 if kind not in kinds:
-                    kinds[kind] = blocks.layer(*kind, several=False)
+                    kinds[kind] = blocks.layer(kind, several=False)
                 mark, given, before = self.requests.mark(), hidden, tuple(handed)
                 hidden, live, handed = self._block(kinds[kind], given, caches)
                 self.requests.drop(before)

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from memcalc.spec.fp32_modules import Fp32Modules
 from memcalc.spec.model import ATTENTION, MAMBA, MLP, ConfigBlock, ModelSpec, Probability, Size
-from memcalc.spec.recipes import RECIPES
+from memcalc.spec.recipes import RECIPES, Dtype
 
 if TYPE_CHECKING:
     from memcalc.spec.training import ParallelismSpec, TrainingSpec
@@ -128,6 +128,9 @@ class QloraSpec(ConfigBlock):
     original_dtype: Literal["compute", "fp16"] = Field(
         "compute",
         description="dtype of a weight when it is quantized, in which backward restores it: compute | fp16 (Lightning)",
+    )
+    compute_dtype: Dtype | None = Field(
+        None, description="dtype in which 4-bit layers multiply (bnb_4bit_compute_dtype); default: that of the step"
     )
     quant_storage: Literal["compute", "uint8"] | None = Field(
         None,

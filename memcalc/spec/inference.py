@@ -9,7 +9,8 @@ from pydantic import Field
 from memcalc.errors import InputError
 from memcalc.spec.model import ConfigBlock, Count, Size
 from memcalc.spec.model_families.conversion import attends_eagerly
-from memcalc.spec.training import Attention, Dtype, TorchVersion
+from memcalc.spec.recipes import Dtype
+from memcalc.spec.training import Attention, TorchVersion
 
 Cache = Literal["dynamic", "static", "paged"]
 CacheDtype = Literal["compute", "fp8"]
@@ -33,8 +34,11 @@ class InferenceSpec(ConfigBlock):
         "min(2048, max_position_embeddings)"
     )
     dtype: Dtype = Field("bf16", description="dtype of weights and activations")
-    quantization: Quantization = Field(
-        "none", description="4-bit linear layers: none | nf4 | fp4 (bitsandbytes); bnb_4bit_compute_dtype as dtype"
+    quantization: Quantization = Field("none", description="4-bit linear layers: none | nf4 | fp4 (bitsandbytes)")
+    compute_dtype: Dtype | None = Field(
+        None,
+        description="dtype in which 4-bit layers multiply (bnb_4bit_compute_dtype); default: fp32, as in transformers' "
+        "BitsAndBytesConfig; with a paged cache as dtype",
     )
     cache: Cache = Field(
         "dynamic", description="dynamic (grows by copying) | static (one size, transformers) | paged (blocks, vLLM)"
@@ -57,6 +61,11 @@ class InferenceSpec(ConfigBlock):
         "arguments rule that out; default: as for training of the family, flash for most"
     )
     torch_version: TorchVersion = Field("v2.13", description="PyTorch version: workspaces, fused norms")
+
+    @property
+    def matmul_dtype(self) -> Dtype:
+        """Dtype in which 4-bit layers multiply (transformers 5.23 utils/quantization_config.py, BitsAndBytesConfig)."""
+        return self.compute_dtype or (self.dtype if self.cache == "paged" else "fp32")
 
     @property
     def block(self) -> int:

@@ -6,7 +6,9 @@ Sources: ZeRO (arXiv 1910.02054) for 16, Megatron-LM's bf16 optimizer for 18, MT
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+Dtype = Literal["fp32", "bf16", "fp16"]
 
 DTYPE_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "bool": 1, "int64": 8, "int32": 4, "uint8": 1}
 

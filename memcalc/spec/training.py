@@ -12,10 +12,10 @@ from memcalc.spec.fsdp import FsdpSpec
 from memcalc.spec.model import ConfigBlock, ModelSpec, Probability, Size
 from memcalc.spec.optimizers import Average, Norm, Optimizer, OptimizerImplementation, OptimizerOptions
 from memcalc.spec.programs import Framework, VersionsSpec
+from memcalc.spec.recipes import Dtype
 from memcalc.spec.recompute_plan import RecomputeLayers
 from memcalc.spec.zero import ZeroSpec
 
-Dtype = Literal["fp32", "bf16", "fp16"]
 WeightDtype = Literal["bf16", "fp16"]
 Recipe = Literal["fp32", "fp32-main", "amp", "pure", "mixed-16", "mixed-18", "mixed-20"]
 Implementation = Literal["plain", "huggingface", "megatron", "torchtitan"]

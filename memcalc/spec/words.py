@@ -54,6 +54,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "training.lora.target_modules": ("target_modules", "lora_target_modules", "lora_target"),
     "training.lora.modules_to_save": ("modules_to_save",),
     "training.qlora.quantization": ("bnb_4bit_quant_type",),
+    "training.qlora.compute_dtype": ("bnb_4bit_compute_dtype",),
     "training.qlora.double_quantization": ("bnb_4bit_use_double_quant", "use_bnb_nested_quant", "double_quant"),
     "training.compile": ("torch_compile",),
     "training.finetune": ("finetuning_type", "adapter", "finetuning"),

@@ -22,6 +22,7 @@ from memcalc.spec.finetuning import (
     none_of_these,
 )
 from memcalc.spec.spec import Spec
+from memcalc.step.dtypes import compute_dtype
 from memcalc.step.packages import import_package
 
 # Names in the classes of transformers for the layers of the parameter table; absent names are equal.
@@ -172,6 +173,10 @@ def add_adapters(module: nn.Module, spec: Spec) -> nn.Module:
     with warnings.catch_warnings():  # PEFT 0.21 sets rank and alpha of fused experts, and warns if these get no adapter
         warnings.filterwarnings("ignore", "The following (rank|alpha)_pattern keys", RuntimeWarning)
         wrapped: nn.Module = peft.get_peft_model(module, config, autocast_adapter_dtype=lora.adapter_dtype == "fp32")
+    if lora.adapter_dtype == "compute":  # PEFT makes adapters in bnb_4bit_compute_dtype; programs cast them afterwards
+        for name, parameter in wrapped.named_parameters():
+            if "lora_" in name:
+                parameter.data = parameter.data.to(compute_dtype(spec.training))
     _settle_input_gradient(module, spec, lora)
     return wrapped
 

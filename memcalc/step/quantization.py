@@ -69,8 +69,10 @@ def _in_4_bits(part: nn.Module, spec: Spec, device: torch.device) -> nn.Module:
     assert isinstance(weight, Tensor)
     # Conv1D of transformers (GPT-2) stores its weight as [in, out]; a linear layer replaces it.
     outputs, inputs = weight.shape if isinstance(part, nn.Linear) else reversed(weight.shape)
+    asked = qlora.compute_dtype
+    multiplied = compute_dtype(spec.training) if asked is None else DTYPES[asked]
     linear: nn.Module = bitsandbytes.nn.Linear4bit(
-        inputs, outputs, bias=part.bias is not None, compute_dtype=compute_dtype(spec.training), device="meta"
+        inputs, outputs, bias=part.bias is not None, compute_dtype=multiplied, device="meta"
     )
     whole = torch.empty(outputs, inputs, dtype=weight.dtype, device=device).normal_(std=0.02)
     linear.weight = bitsandbytes.nn.Params4bit(

@@ -173,3 +173,38 @@ def test_axolotl_empties_the_cache(words: str, steps: int | None, when: str, tmp
     training = load(path, MODEL).training
 
     assert (training.empty_cache_steps, training.empty_cache_when) == (steps, when)
+
+
+QLORA = {"load_in_4bit": True, "use_peft": True}
+
+
+@pytest.mark.parametrize(
+    ("fields", "framework", "dtype", "recipe"),
+    [
+        ({}, "sft", "fp32", "amp"),
+        ({"dtype": "float32"}, "sft", "fp32", "amp"),
+        ({"dtype": "bfloat16"}, "sft", "bf16", "pure"),
+        ({}, "trainer", "bf16", "amp"),
+        ({"bnb_4bit_compute_dtype": "float16"}, "trainer", "fp16", "amp"),
+        ({"bnb_4bit_compute_dtype": "float32"}, "trainer", "fp32", "amp"),
+    ],
+)
+def test_4_bit_layers_multiply_in_the_dtype_of_the_program(
+    fields: dict[str, str], framework: str, dtype: str, recipe: str, tmp_path: Path
+) -> None:
+    """TRL's is that of its weights, fp32 by default; a script around Trainer has its own, of which files may tell."""
+    training = read(tmp_path, (*TODAY, f"framework={framework}", "lora.base_dtype=compute"), **QLORA, **fields)
+
+    assert training.qlora is not None
+    assert (training.qlora.compute_dtype, training.recipe) == (dtype, recipe)
+
+
+def test_the_dtype_of_a_scripts_4_bit_layers_is_assumed(tmp_path: Path) -> None:
+    path = tmp_path / "arguments.json"
+    fields = {"per_device_train_batch_size": 1, "bf16": True, "gradient_checkpointing": True, "max_seq_length": 64}
+    path.write_text(json.dumps(fields | QLORA))
+    spec = load(path, ("preset=llama-2-7b", *TODAY, "framework=trainer", "data_parallel=1", "lora.base_dtype=compute"))
+    (assumed,) = (each for each in memcalc.estimate(spec).spec.origin.assumptions if "compute_dtype" in each.field)
+
+    assert (assumed.taken, assumed.otherwise) == ("fp32", "bf16")
+    assert assumed.moved_bytes > 0

@@ -169,6 +169,20 @@ def test_splits_that_are_not_modelled() -> None:
     )
 
 
+def test_a_dtype_of_4_bit_layers_needs_4_bit_layers() -> None:
+    assert "compute_dtype = fp32 is that of 4-bit layers, but quantization = none." in refusal(compute_dtype="fp32")
+    with pytest.raises(InputError, match=r"quantization = nf4 has no effect on falcon: .* Set quantization: none\.$"):
+        memcalc.load("falcon-7b", "inference.quantization=nf4")
+
+
+def test_4_bit_layers_multiply_in_fp32_by_default() -> None:
+    for fields, dtype in (((), "fp32"), (("compute_dtype=fp16",), "fp16"), (("cache=paged",), "bf16")):
+        words = [f"inference.{field}" for field in ("quantization=nf4", *fields)]
+        inference = memcalc.load("llama-3-8b", *words).inference
+        assert inference is not None
+        assert inference.matmul_dtype == dtype
+
+
 def test_fields_of_training_name_their_counterpart() -> None:
     with pytest.raises(
         InputError, match=r"^--set: micro_batch_size is a training field, .* Set inference\.batch_size instead\.$"

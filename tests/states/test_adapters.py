@@ -253,12 +253,12 @@ def test_a_frozen_weight_is_cast_at_each_use_and_its_cast_is_kept_for_the_gradie
 
 
 def test_a_matrix_in_4_bits_is_whole_for_a_moment_in_forward_and_in_backward() -> None:
-    """2 bytes per element. One layer, and next to no tokens: the largest matrix is what makes the moment."""
+    """2 bytes per element. One layer, and few tokens: the largest matrix is what makes the moment."""
     wide = 64 * F
-    sizes = ("l=1", "b=1", "s=1", "V=2", f"intermediate_size={wide}")
+    sizes = ("l=1", "b=1", "s=5", "V=2", f"intermediate_size={wide}")
     run = result(*sizes, "lora.rank=1", "lora.target_modules=[q_proj]", finetune="qlora").ledger
     for phase in ("forward_1", "backward_1"):
-        whole = [row for row in run.live_rows(phase) if row.tensor.endswith("dequantized")]
+        whole = [row for row in run.live_rows(phase) if "dequantized" in row.tensor]
         assert [row.bytes for row in whole] == [2 * D * wide]
 
 

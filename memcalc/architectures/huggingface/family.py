@@ -164,7 +164,7 @@ class Family:
             if both:
                 mask = self.eager_mask(SharedTable("causal mask", windows=True), "mask of windows", windowed=True)
                 self.name_mask(mask.storage, "windows")
-        elif c.cache is not None and c.cache.masked:
+        elif c.cache is not None and c.cache.masked and not c.cache.given_masks:
             mask = self.window_truth("mask") if c.masks.has_windows else self.causal_truth("mask")
             self.name_mask(mask.storage, "all")
         if c.masks.padding == "boolean":

@@ -183,3 +183,8 @@ class LayerKVCache(NamedTuple):
     slides: bool = False
     passes: bool = False
     own_positions: bool = False
+
+    @property
+    def given_masks(self) -> bool:
+        """Whether the program passes masks, too: `generate` does with a static cache."""
+        return self.own_positions and self.cache_type == "static"

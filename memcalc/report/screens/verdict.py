@@ -59,7 +59,10 @@ def _generation(result: Result, inference: InferenceSpec) -> str:
     """Return generation in two lines: the model and its batch; then its cache."""
     spec = result.spec
     sizes = f"b={inference.batch_size}, {inference.prompt_length:,} tokens of prompt and {inference.new_tokens:,} new"
-    weights = inference.dtype if inference.quantization == "none" else f"{inference.quantization}, {inference.dtype}"
+    weights: str = inference.dtype
+    if inference.quantization != "none":
+        wider = "" if inference.matmul_dtype == inference.dtype else f" (matmuls in {inference.matmul_dtype})"
+        weights = f"{inference.quantization}{wider}, {inference.dtype}"
     blocks = f" in blocks of {inference.block}" if inference.cache == "paged" else ""
     kept = "" if inference.kv_cache_dtype == "compute" else f", in {inference.kv_cache_dtype}"
     chunk = f" in chunks of {inference.chunk:,}" if inference.chunk < inference.prompt_length else ""

@@ -24,6 +24,10 @@ OF_TRAINING = {
     "offload_pin_memory": False,
 }
 
+# Families with linear layers of a subclass of nn.Linear (transformers 5.23 models/falcon/modeling_falcon.py,
+# FalconLinear; integrations/bitsandbytes.py, replace_with_bnb_linear).
+OWN_LINEAR = ("falcon",)
+
 
 def inference(spec: Spec) -> Iterator[Violation]:
     """Yield violations of these rules."""
@@ -55,6 +59,7 @@ def inference(spec: Spec) -> Iterator[Violation]:
             )
     yield from _cache(spec)
     yield from _spread(spec)
+    yield from _quantized(spec)
 
 
 def _cache(spec: Spec) -> Iterator[Violation]:
@@ -114,6 +119,24 @@ def _spread(spec: Spec) -> Iterator[Violation]:
             f"quantization = {asked.quantization} is not modelled with tensor_parallel = "
             f"{parallelism.tensor_parallel}: bitsandbytes packs only whole weight matrices.",
             "Set tensor_parallel: 1, or quantization: none.",
+        )
+
+
+def _quantized(spec: Spec) -> Iterator[Violation]:
+    asked, architecture = spec.inference, spec.model.architecture
+    assert asked is not None
+    if asked.compute_dtype is not None and asked.quantization == "none":
+        yield Violation(
+            ("inference", "compute_dtype"),
+            f"compute_dtype = {asked.compute_dtype} is that of 4-bit layers, but quantization = none.",
+            "Set dtype, or quantization: nf4 or fp4.",
+        )
+    if asked.quantization != "none" and asked.implementation == "huggingface" and architecture in OWN_LINEAR:
+        yield Violation(
+            ("inference", "quantization"),
+            f"quantization = {asked.quantization} has no effect on {architecture}: transformers replaces layers of the "
+            "class nn.Linear alone, and this family has a class of its own.",
+            "Set quantization: none.",
         )
 
 

@@ -59,7 +59,7 @@ def test_blocks_of_a_paged_cache_are_whole() -> None:
     """2001 tokens are 126 blocks of 16, and there before the first forward."""
     result = asked("llama-3-8b", "cache=paged", "batch_size=2", "prompt_length=2000", "new_tokens=1")
 
-    assert cache(result, "input") == cache(result, "decode_last") == 2 * 126 * 16 * 131_072
+    assert cache(result, "input") == cache(result, "decode_1") == 2 * 126 * 16 * 131_072
     half = asked(
         "llama-3-8b", "cache=paged", "batch_size=2", "prompt_length=2000", "new_tokens=1", "kv_cache_dtype=fp8"
     )
