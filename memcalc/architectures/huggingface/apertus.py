@@ -20,7 +20,10 @@ class Apertus(Llama):
         curved = ops.times_parameter(x, f"{prefix}act_fn.alpha_p", "1", f"{name}: alpha x")
         square = ops.mul(curved, x, f"{name}: alpha x x")
         above = ops.add(square, ops.scale(x, f"{name}: beta x"), f"{name}: above 0")
-        grown = self.grown(self.least(x, f"{name}: min(x, eps)"), f"{name}: expm1")
+        least = self.least(x, f"{name}: min(x, eps)")
+        # expm1 is on autocast's fp32 list
+        grown = self.grown(ops.cast(least, "fp32") if ops.autocast else least, f"{name}: expm1")
+        ops.tape.still_referenced(least)  # the caller's argument
         difference = ops.subtract(grown, x, f"{name}: expm1 - x")
         bent = ops.times_parameter(difference, f"{prefix}act_fn.alpha_n", "1", f"{name}: alpha (expm1 - x)")
         below = ops.add(bent, ops.scale(x, f"{name}: beta x again"), f"{name}: below 0")
