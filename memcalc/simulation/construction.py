@@ -444,8 +444,9 @@ def _sampled(ordered: Sequence[LocalParameter], options: StateOptions) -> Iterat
 def _kept_copies(
     ordered: Sequence[LocalParameter], copies: dict[LocalParameter, list[ParameterCopy]], options: StateOptions
 ) -> Iterator[InitialTensors]:
-    """Yield the copies other than the weights, one role after the other."""
-    for role in dict.fromkeys(copy.role for found in copies.values() for copy in found):
+    """Yield the copies other than the weights, one role after the other, and last an average."""
+    roles = dict.fromkeys(copy.role for found in copies.values() for copy in found)
+    for role in sorted(roles, key=lambda role: role is Role.AVERAGE):
         if role is not Role.WEIGHTS:
             yield from _joined(chain.from_iterable(_sized(ordered, copies, options, role)))
 
