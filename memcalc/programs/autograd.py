@@ -170,8 +170,9 @@ class Backward:
                 uses[tensor.storage] = position
             uses.update(dict.fromkeys((*node.referenced_by_caller, *node.referenced_by_graph), position))
         self.copy_from_host(segment.on_host)
-        alive: set[int] = set()
-        untouched = self.untouched[segment] = list(segment.saved)
+        made_here = {index for node in nodes for index in node.allocated}
+        untouched = self.untouched[segment] = [index for index in segment.saved if index in made_here]
+        alive = {index for index in segment.saved if index not in made_here}
         for position, node in enumerate(nodes[: last + 1]):
             made = node.allocated
             stops_before_output = early and position == last and not set(node.saved) & set(made)

@@ -308,7 +308,7 @@ class ForwardBackward:
         for item in before:
             hidden = self.forward_of(item, hidden, inside=True)
         if isinstance(last, int):
-            number = self.parts.block_of(last, again=True)
+            number = self.parts.block_of(last, again=True, inside=bool(before))
             self.layers[last] = BlockFrame(number, {self.blocks[number].program.entry: hidden}, last)
             gradient = self._backward_of_layer(last, gradient)
         else:
