@@ -108,7 +108,7 @@ class Backward:
             self.reference_all(
                 [self.pending[last].storage]
             )  # the caller of backward() references the loss gradient until it returns
-        if self.tape.entry is None:
+        if self.tape.entry is None and not self.tape.checkpoints.reentrant:
             self.release_all(self.tape.live.held)  # the first block: no later one reads the shared tables
         recomputed: set[CheckpointSegment] = set()
         nodes = self.tape.nodes

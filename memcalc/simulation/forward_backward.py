@@ -464,13 +464,17 @@ class ForwardBackward:
         backward.
         """
         readers: dict[int, dict[int, list[tuple[BlockFrame, int]]]] = {}
+        reentrant, model = self.parts.structure.saving.reentrant, self.parts.spec.model
         for frame, at, table in self._tables():
+            recomputed = (next(leaves(item)) for item in self.plan if not isinstance(item, int))
+            if reentrant and any(table.windows in (None, model.has_window(layer)) for layer in recomputed):
+                continue  # see `StageBlocks.masks_until`
             for item in self.plan:
                 layer = next(leaves(item))
                 if not isinstance(item, int) and (len(item) > 1 or not isinstance(item[0], int)):
                     break  # several layers: until the end
                 program = self.blocks[self.layers[layer].number].program
-                is_given = table.windows in (None, self.parts.spec.model.has_window(layer))
+                is_given = table.windows in (None, model.has_window(layer))
                 position = dict(program.reads).get(table.name, -1) if is_given else -1
                 if not isinstance(item, int) and is_given:
                     position = program.checkpoint_end

@@ -165,7 +165,13 @@ class StageBlocks:
 
     @cached_property
     def masks_until(self) -> dict[int, int]:
-        """The masks of the stage's first block, each with the first layer that recomputes with it."""
+        """The masks of the stage's first block, each with the first layer that recomputes with it.
+
+        The graph references what a reentrant checkpoint recomputes with until the loss is freed: no layer is the last
+        (torch 2.13 torch/utils/checkpoint.py, CheckpointFunction: ctx.run_function).
+        """
+        if self.structure.saving.reentrant:
+            return {}
         read_by = self.blocks[self.openings[0]].program.read_by if self.openings else ()
         return {index: first_recomputed_layer(self.spec, self.stage, readers) for index, readers in read_by}
 
