@@ -16,7 +16,7 @@ ZERO = "ZeRO (arXiv 1910.02054) section 3"
 
 
 def kept_copies(options: StateOptions, *, trains: bool) -> Iterator[ParameterCopy]:
-    """Yield every copy of the parameters that is live in several phases; of frozen parameters the weights and their average."""
+    """Yield every copy of the parameters that lives for several phases; of frozen ones weights and average."""
     # FSDP always shards weights: its stage 2 keeps gathered parameters from forward to backward.
     weights_from = 2 if options.engine in ("fsdp1", "fsdp2") else 3
     citation = "the parameters that forward reads"

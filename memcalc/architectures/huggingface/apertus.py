@@ -25,9 +25,11 @@ class Apertus(Llama):
         grown = self.grown(ops.cast(least, "fp32") if ops.autocast else least, f"{name}: expm1")
         ops.tape.still_referenced(least)  # the caller's argument
         difference = ops.subtract(grown, x, f"{name}: expm1 - x")
-        bent = ops.times_parameter(difference, f"{prefix}act_fn.alpha_n", "1", f"{name}: alpha (expm1 - x)")
+        bent = ops.times_parameter(difference, f"{prefix}act_fn.alpha_n", "1", f"{name}: alpha (expm1 - x)", second=True)
         below = ops.add(bent, ops.scale(x, f"{name}: beta x again"), f"{name}: below 0")
-        return ops.chosen(positive, above, below, name)
+        y = ops.chosen(positive, above, below, name)
+        ops.tape.still_referenced(x)  # the module's argument
+        return y
 
     def least(self, x: Tensor, name: str) -> Tensor:
         """torch.min(x, eps); backward: where(x == eps, g / 2, g).masked_fill_(x > eps, 0), of derivatives.yaml."""
