@@ -25,7 +25,8 @@ class Apertus(Llama):
         grown = self.grown(ops.cast(least, "fp32") if ops.autocast else least, f"{name}: expm1")
         ops.tape.still_referenced(least)  # the caller's argument
         difference = ops.subtract(grown, x, f"{name}: expm1 - x")
-        bent = ops.times_parameter(difference, f"{prefix}act_fn.alpha_n", "1", f"{name}: alpha (expm1 - x)", second=True)
+        bent_name = f"{name}: alpha (expm1 - x)"
+        bent = ops.times_parameter(difference, f"{prefix}act_fn.alpha_n", "1", bent_name, second=True)
         below = ops.add(bent, ops.scale(x, f"{name}: beta x again"), f"{name}: below 0")
         y = ops.chosen(positive, above, below, name)
         ops.tape.still_referenced(x)  # the module's argument
