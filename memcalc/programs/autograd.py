@@ -82,6 +82,7 @@ class Backward:
         self.operator: BlockOperator = START  # the running operator; START for tensors that come from the next block
         self.ends_checkpoint: CheckpointSegment | None = None  # checkpoint that is freed with the running operator
         self.checkpoint_end = -1  # number of events until the first checkpoint is freed
+        self.last_unpack = -1  # the operator that unpacks the block's last tensor, in a checkpoint of several blocks
         # tensors shared by all layers -> event at which the first reader has run backward
         self.reads: dict[str, int] = {}
         self.inside = tape.checkpoints.inside
@@ -118,6 +119,8 @@ class Backward:
             else next((p for p in range(segment.start, segment.stop) if nodes[p].unpacks), segment.start)
             for segment in self.tape.checkpoints.segments
         }
+        if self.recomputes and not self.inside:
+            self.last_unpack = next((p for p, node in enumerate(nodes) if node.unpacks), -1)
         for position in range(len(self.tape.nodes) - 1, -1, -1):
             segment = self.inside.get(position)
             node = self.tape.nodes[position]
@@ -293,6 +296,8 @@ class Backward:
             self.release_saved(node)
         if self.ends_checkpoint is not None and not self.tape.checkpoints.reentrant:
             self.end_checkpoint()
+        elif self.operator.position == self.last_unpack:
+            self.checkpoint_end = len(self.events)
         return outgoing
 
     def outgoing(self, node: Node, incoming: list[PendingGradient]) -> list[tuple[Tensor, PendingGradient]]:

@@ -61,6 +61,8 @@ class ForwardBackward:
         self.splits_workspaces = splits_workspaces
         self.steps = self.steps_type(parts, splits_workspaces=splits_workspaces)
         self.hooks = EngineHooks(engine, self.steps, parameters)
+        # What checkpoints of several layers keep until their first layer has unpacked its last tensor.
+        self.arguments: dict[int, int] = {}
         self.openings: list[BlockFrame] = []
         self.layers: dict[int, BlockFrame] = {}
         self.head = BlockFrame(parts.head, {})
@@ -259,6 +261,11 @@ class ForwardBackward:
         }
         if gradient == self.received >= 0:
             unread.update(self._sum_apart(self.layers[layer]))
+        if layer in self.arguments:
+            number = self.layers[layer].number
+            end = self.blocks[number].program.checkpoint_end
+            end = end if end >= 0 else len(self.steps.of(number, "backward"))  # no gradient has reached its operators
+            unread[end] = partial(self.requests.drop, (self.arguments.pop(layer),))
         gradient = self.back(self.layers[layer], gradient, unread)
         self._drop_tables(readers.get(len(self.steps.of(self.layers[layer].number, "backward")), ()))
         self.gradients += self.engine.after_backward(layer, self._produced(self.layers[layer], layer))
@@ -300,7 +307,7 @@ class ForwardBackward:
     def _again(self, items: Segment, gradient: int) -> int:
         first = self.layers[next(leaves(items))]
         given = first.held[self.blocks[first.number].program.entry]
-        self.requests.hold(given)  # a checkpoint keeps its arguments until the backward of its recomputation ends
+        self.requests.hold(given)
         self._drop(first, *self.blocks[first.number].program.kept)
         hidden, last = given, items[-1]
         self.requests.hold(hidden)
@@ -313,6 +320,9 @@ class ForwardBackward:
             gradient = self._backward_of_layer(last, gradient)
         else:
             self.requests.drop((hidden,))
+        if before and isinstance(before[0], int):
+            self.arguments[before[0]] = given
+            return self.backward_of(before, gradient)
         gradient = self.backward_of(before, gradient)
         self.requests.drop((given,))
         return gradient
