@@ -253,11 +253,12 @@ class ForwardBackward:
             self._forget_masks(item if isinstance(item, int) else next(leaves(item)))
         return gradient
 
-    def _backward_of_layer(self, layer: int, gradient: int) -> int:
+    def _backward_of_layer(self, layer: int, gradient: int, calls: Calls = NO_CALLS) -> int:
         self.engine.before_backward(layer)
         readers = self.last_readers.get(layer, {})
         unread: dict[int, Callable[[], None]] = {
-            position: partial(self._drop_tables, tables) for position, tables in readers.items()
+            **{position: partial(self._drop_tables, tables) for position, tables in readers.items()},
+            **calls,
         }
         if gradient == self.received >= 0:
             unread.update(self._sum_apart(self.layers[layer]))
@@ -309,23 +310,33 @@ class ForwardBackward:
         given = first.held[self.blocks[first.number].program.entry]
         self.requests.hold(given)
         self._drop(first, *self.blocks[first.number].program.kept)
-        hidden, last = given, items[-1]
-        self.requests.hold(hidden)
+        last = items[-1]
+        self.requests.hold(given)
         before = items[:-1] if isinstance(last, int) else items
-        for item in before:
-            hidden = self.forward_of(item, hidden, inside=True)
         if isinstance(last, int):
             number = self.parts.block_of(last, again=True, inside=bool(before))
-            self.layers[last] = BlockFrame(number, {self.blocks[number].program.entry: hidden}, last)
-            gradient = self._backward_of_layer(last, gradient)
+            frame = self.layers[last] = BlockFrame(number, {}, last)
+            events = self.steps.of(number, "backward")
+            begins = (at for at, step in enumerate(events) if step.event.operator.when is Activity.AGAIN)
+            recompute = partial(self._recompute, before, given, frame)
+            gradient = self._backward_of_layer(last, gradient, {next(begins, len(events)): recompute})
         else:
-            self.requests.drop((hidden,))
+            self.requests.drop((self._recomputed(before, given),))
         if before and isinstance(before[0], int):
             self.arguments[before[0]] = given
             return self.backward_of(before, gradient)
         gradient = self.backward_of(before, gradient)
         self.requests.drop((given,))
         return gradient
+
+    def _recomputed(self, items: Segment, hidden: int) -> int:
+        for item in items:
+            hidden = self.forward_of(item, hidden, inside=True)
+        return hidden
+
+    def _recompute(self, items: Segment, given: int, frame: BlockFrame) -> None:
+        """Recompute the layers of a segment before its last one, which has just unpacked a tensor."""
+        frame.held[self.blocks[frame.number].program.entry] = self._recomputed(items, given)
 
     # -- blocks --------------------------------------------------------------------------------------------------------
 
