@@ -37,7 +37,6 @@ FAMILIES: dict[str, dict[str, object]] = {
     **_alike("flex_olmo gpt_oss granitemoe minimax_m2 mixtral olmoe phimoe qwen3_moe", GROUPED | WITH_EXPERTS),
     **_alike("ernie4_5_moe glm4_moe", GROUPED | FEW_DENSE),
     **_alike("qwen2_moe", GROUPED | {"moe": SHARED}),
-    "apertus": GROUPED | {"mlp": "xielu"},
     "gemma4_text": GROUPED
     | {
         "head_dim": 32,

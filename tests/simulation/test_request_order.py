@@ -119,7 +119,6 @@ def test_requests_of_every_optimizer_are_the_traces(
         ("gpt2", ("recipe=pure", "autocast=true", "recompute=[[0,1]]", "dropout=0")),
         ("gemma2", ("recipe=amp", "attention=eager", "recompute=full", "reentrant_checkpoints=true")),
         ("llama", ("recipe=pure", "autocast=true", "fp32_modules=[embed_tokens,norm]", "gradient_clipping=1")),
-        ("apertus", ("recipe=pure", "autocast=true")),
     ],
 )
 def test_requests_of_other_settings_are_the_traces(family: str, words: tuple[str, ...]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memcalc.spec.optimizers import BITSANDBYTES, IN_BACKWARD, OPTIMIZERS, OptimizerOptions, momentum, nesterov
+from memcalc.spec.optimizers import IN_BACKWARD, OPTIMIZERS, OptimizerOptions, momentum, nesterov
 from memcalc.spec.recipes import RECIPES
 from memcalc.spec.rule_sets.violations import Violation, setting, shown
 from memcalc.spec.spec import Spec
@@ -19,7 +19,6 @@ def optimizing(spec: Spec) -> Iterator[Violation]:
     yield from _options(spec)
     yield from _implementation(spec)
     yield from _whole_matrices(spec)
-    yield from _split_parameters(spec)
     yield from _gradients(spec)
     yield from _in_backward(spec)
     training = spec.training
@@ -91,28 +90,6 @@ def _whole_matrices(spec: Spec) -> Iterator[Violation]:
                 f"{field} = {value} shards weight matrices, but optimizer = {name} needs them whole.",
                 f"Set {field}: {1 if field == 'tensor_parallel' else 0}, or another optimizer.",
             )
-
-
-def _split_parameters(spec: Spec) -> Iterator[Violation]:
-    """Yield violations: optimizers with operators that DTensor does not run (bitsandbytes issue 1633 for FSDP2).
-
-    torch 2.13 raises in the first step: bitsandbytes 0.50 mixes DTensors with tensors, as does transformers 5.23's
-    Adafactor, PyTorch's own needs other placements in place, and the lists of Rprop have no sharding strategy.
-    """
-    training, parallelism = spec.training, spec.parallelism
-    name, how = training.optimizer, training.optimizer_implementation
-    sharded = parallelism.engine == "fsdp2" and parallelism.zero_stage > 0 and parallelism.ranks > 1
-    tensors = training.implementation in ("plain", "torchtitan") and parallelism.engine in ("ddp", "fsdp2")
-    splits = sharded or (tensors and parallelism.tensor_parallel > 1)
-    raises = name in (*BITSANDBYTES, "adafactor", "adafactor-hf") or (name, how) == ("rprop", "foreach")
-    if splits and spec.inference is None and (raises or training.optimizer_options.paged):
-        yield Violation(
-            ("training", "optimizer"),
-            f"optimizer = {name} cannot update DTensors, but "
-            f"{'engine = fsdp2' if sharded else f'tensor_parallel = {parallelism.tensor_parallel}'} shards parameters "
-            "as DTensors.",
-            f"Set another optimizer, such as adamw{', or engine: fsdp1' if sharded else ''}.",
-        )
 
 
 def _in_backward(spec: Spec) -> Iterator[Violation]:
