@@ -41,7 +41,7 @@ def program(
         part: the part of the model.
         recomputed: whether it keeps only its input and is recomputed as a separate checkpoint.
         gradients: the policy for produced gradients.
-        recomputes: whether it is recomputed with other parts as one checkpoint segment, and is not the last of them.
+        recomputes: whether it is recomputed with other parts as one checkpoint segment; with `recomputed` as the last.
 
     Raises:
         InputError: the implementation of this family is not modelled.
@@ -59,7 +59,7 @@ def compiled_part(
         return _split(structure, _tables(structure))
     tape, output = _tape(structure, part)
     if recomputed:
-        tape.recompute_all(tape.allocated_by(structure.saving.kept_results))
+        tape.recompute_all(tape.allocated_by(structure.saving.kept_results), follows=recomputes)
     if tape.entry is not None and not tape.boundary and structure.cache is None:  # a layer
         tape.still_referenced(tape.entry)
     first = output if part == "embedding" and structure.cache is None else None

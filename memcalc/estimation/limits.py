@@ -21,6 +21,7 @@ from memcalc.spec.layers import fills_windows
 from memcalc.spec.limits import Limit
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.model_families.files import family_named
+from memcalc.spec.optimizers import BITSANDBYTES
 from memcalc.spec.spec import Spec
 from memcalc.spec.towers import masks_given_images, tower_trains
 from memcalc.spec.training import LIGER_FAMILIES
@@ -72,6 +73,7 @@ def spec_limits(spec: Spec) -> tuple[Limit, ...]:
         *_attention(spec, gpu),
         *_liger(spec),
         *_before_adapters(spec),
+        *_of_split_update(spec),
         *own,
     )
 
@@ -82,6 +84,22 @@ def _before_adapters(spec: Spec) -> Iterator[Limit]:
     if adapters is not None and not adapters.input_gradient and not first_layer_adapts(spec.model, adapters.targets):
         what = "layers before the first one with an adapter, which save nothing: their activations are counted"
         yield Limit(what, holds_memory=False, overcounts="activations")
+
+
+def _of_split_update(spec: Spec) -> Iterator[Limit]:
+    """Yield an optimizer with operators that DTensor does not run, so that the first step raises.
+
+    Tried with torch 2.13: bitsandbytes 0.50 mixes DTensors with tensors (its issue 1633), as does transformers 5.23's
+    Adafactor; PyTorch's own needs other placements in place, and the lists of Rprop have no sharding strategy.
+    """
+    training, parallelism = spec.training, spec.parallelism
+    name, how = training.optimizer, training.optimizer_implementation
+    sharded = parallelism.engine == "fsdp2" and parallelism.zero_stage > 0 and parallelism.ranks > 1
+    raises = name in (*BITSANDBYTES, "adafactor", "adafactor-hf") or (name, how) == ("rprop", "foreach")
+    raises = raises or training.optimizer_options.paged
+    if raises and spec.inference is None and (sharded or split_by_dtensor(spec)):
+        what = "engine = fsdp2" if sharded else f"tensor_parallel = {parallelism.tensor_parallel}"
+        yield Limit(f"optimizer = {name} under {what}: PyTorch 2.13 cannot update DTensors with it", holds_memory=False)
 
 
 def _liger(spec: Spec) -> Iterator[Limit]:

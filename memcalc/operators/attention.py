@@ -114,11 +114,17 @@ class FusedAttention(Base):
     ) -> Tensor:
         """Flash attention for a head_dim that is no multiple of 8: on padded copies; the output is a view.
 
-        ATen native/transformers/attention.cpp: pad_last_dim<8> and its callers.
+        ATen native/transformers/attention.cpp: pad_last_dim<8> and its callers. Padding makes tensors with heads before
+        tokens, and the output has their strides. So backward copies the output and its gradient
+        (cuda/attention_backward.cu, contiguous_out).
         """
         v, k, q = (self.autocast_input(t, "attention") for t in (v, k, q))  # as in `linear`
         wide_q, wide_k, wide_v = (self.pad_heads(t, name) for t, name in ((q, "q"), (k, "k"), (v, "v")))
         y = self.flash_attention(wide_q, wide_k, wide_v, heads, kv_heads, PADDED_WIDTH, length, splits=splits)
+        names = ("gradient of attention output, tokens first", "attention output, tokens first")
+        copies = [self.tape.store(name, y.shape, y.dtype, "ATen attention_backward.cu") for name in names]
+        node = self.tape.nodes[-1]
+        node.backward = node.backward._replace(prepares=tuple((index, 1) for index in copies))
         self.tape.still_referenced(q, k, v)  # arguments of aten::scaled_dot_product_attention, perhaps cast by autocast
         seen = Tensor(y.storage, (*y.shape[:-1], "d_h"), y.dtype)
         self.tape.record(Node("attention output without padding", (y,), (seen,), (), (NEW,)))

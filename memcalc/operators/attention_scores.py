@@ -40,9 +40,9 @@ class AttentionScores(Base):
         return y
 
     def chosen(self, truth: Tensor, a: Tensor, b: Tensor, name: str) -> Tensor:
-        """a where `truth`, else b; saves `truth`. Both gradients are new tensors."""
+        """a where `truth`, else b; saves `truth`. Both gradients are new tensors, first that of b (`other`)."""
         y = self.tape.new(name, a.shape, a.dtype, DERIVATIVES)
-        self.tape.record(Node(name, (a, b, truth), (y,), (truth.storage,), (NEW, NEW, None)))
+        self.tape.record(Node(name, (b, a, truth), (y,), (truth.storage,), (NEW, NEW, None)))
         return y
 
     def divide_by_number(self, x: Tensor, name: str) -> Tensor:

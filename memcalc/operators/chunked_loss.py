@@ -6,7 +6,6 @@ from memcalc.operators.lora_linear import LoraLinear
 from memcalc.operators.loss import Loss
 from memcalc.programs.program import HEAD
 from memcalc.programs.tape import (
-    IN_PLACE,
     NEW,
     SAME,
     SUMMED,
@@ -21,7 +20,6 @@ from memcalc.programs.tape import (
 
 TRL = "TRL 1.16 trl/kernels/chunked_logprob.py"
 _SUMS = ("maximum", "sum", "weighted sum", "sum of squares", "sum of logits", "maximum before", "logit of the label")
-LIGER = "liger-kernel 0.8 ops/fused_linear_cross_entropy.py"
 
 
 class ChunkedLoss(LoraLinear, Loss):
@@ -176,50 +174,6 @@ class ChunkedLoss(LoraLinear, Loss):
         else:
             last = next((node for node in of_chunks[0] if node.parameters), of_chunks[0][0])
             last.deferred = last.deferred._replace(completes=tuple(totals.values()))
-
-    def fused_cross_entropy(self, x: Tensor, weight: Shape, *, tied: bool) -> None:
-        """Liger's fused loss: forward computes both gradients, some rows of logits at a time; backward returns them."""
-        tape = self.tape
-        trains = self.trains("lm_head")
-        dtype = self.compute if self.autocast else x.dtype
-        temporaries = [
-            tape.store("logits of some rows", ("T_f", weight[0]), dtype, LIGER),
-            tape.store("loss of each token", ("b", "s"), "fp32", LIGER),
-            tape.store("tokens that count", ("b", "s"), "bool", LIGER),
-        ]
-        cached: tuple[int, ...] = ()
-        if dtype != self.parameters:
-            # Each chunk casts the weight's transpose; the cast of the weight itself is cached.
-            casts = [
-                tape.store(f"lm_head.weight {what} in {dtype}", weight, dtype, "ATen autocast_mode.cpp, cached_cast")
-                for what in ("transposed", "(autocast cache)")
-            ]
-            caches = trains and self.parameters == "fp32" and self.caches_casts
-            temporaries += casts if trains and not caches else casts[:1]  # of a frozen weight the transpose alone
-            if caches:
-                cached = (casts[1],)
-                tape.live.region.add(casts[1])
-        of_x = tape.store(f"gradient of {tape.storages[x.storage].name}", x.shape, x.dtype, LIGER)
-        parameters: tuple[int, ...] = ()
-        if trains:
-            parameters = (self.parameter_gradient("lm_head", "weight", weight, self.parameters),)
-            if tied:
-                tape.gradients.deferred.update(parameters)
-                (tape.gradients.tied,) = parameters
-        loss = tape.new("loss", (), "fp32", LIGER)
-        made = (of_x, *parameters)
-        tape.record(
-            Node(
-                "fused cross_entropy",
-                (x,),
-                (loss,),
-                made,
-                (IN_PLACE,),
-                forward=ForwardMemory(also=(*made, *cached), temporaries=tuple(temporaries)),
-                parameters=parameters,
-            )
-        )
-        tape.hold(loss)
 
     def selective_log_softmax(self, logits: Tensor, *, copies: bool, averages: bool) -> Tensor:
         """The log-probabilities of labels by a kernel, from the logits without the last token's.

@@ -20,9 +20,11 @@ class Elementwise(Base):
         return y
 
     def subtract(self, a: Tensor, b: Tensor, name: str) -> Tensor:
-        """a - b in one dtype; saves nothing. The gradient of b is negated."""
-        y = self.tape.new(name, a.shape, a.dtype, DERIVATIVES)
-        self.tape.record(Node(name, (a, b), (y,), (), (SAME, NEW)))
+        """a - b; saves nothing. The gradient of b is negated, and cast where the difference has another dtype."""
+        dtype = wider(a.dtype, b.dtype)
+        y = self.tape.new(name, a.shape, dtype, DERIVATIVES)
+        gradients = (SAME if a.dtype == dtype else NEW, NEW if b.dtype == dtype else CAST)
+        self.tape.record(Node(name, (a, b), (y,), (), gradients))
         return y
 
     def mul(self, a: Tensor, b: Tensor, name: str, shape: Shape | None = None, *, reduces: bool = False) -> Tensor:

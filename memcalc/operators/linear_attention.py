@@ -77,8 +77,11 @@ class LinearAttention(Base):
         )
         return y
 
-    def times_parameter(self, x: Tensor, module: str, width: str, name: str) -> Tensor:
-        """x times a function of a parameter with few numbers, which is computed in its dtype; saves x."""
+    def times_parameter(self, x: Tensor, module: str, width: str, name: str, *, second: bool = False) -> Tensor:
+        """x times a function of a parameter with few numbers, which is computed in its dtype; saves x.
+
+        `second`: whether the parameter is the second factor, with a gradient computed before that of x.
+        """
         tape, trains = self.tape, self.trains(module)
         dtype = wider(x.dtype, "fp32" if self.autocast else self.parameters)
         y = tape.new(name, x.shape, dtype, DERIVATIVES)
@@ -90,7 +93,9 @@ class LinearAttention(Base):
             (y,),
             (x.storage,) if trains else (),
             (NEW if x.dtype == dtype else CAST,),
-            backward=BackwardMemory(temporaries=product),
+            backward=BackwardMemory(prepares=tuple((index, 1) for index in product))
+            if second
+            else BackwardMemory(temporaries=product),
             parameters=gradient,
             keeps_weight=not trains,
             module=module,

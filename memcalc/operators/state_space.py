@@ -66,12 +66,10 @@ class StateSpace(Elementwise):
         self.tape.record(Node(name, given, (y,), (y.storage,), (NEW,) * len(given), parameters=gradients))
         return y
 
-    def clamped(self, x: Tensor, name: str) -> Tensor:
-        """x between two numbers; saves x. Backward compares x with each of them."""
+    def clamped(self, x: Tensor, name: str, sides: tuple[str, ...] = ("lower", "upper")) -> Tensor:
+        """x between two numbers, or beyond one; saves x. Backward compares x with each of them."""
         y = self.tape.new(name, x.shape, x.dtype, DERIVATIVES)
-        masks = tuple(
-            (self.tape.store(f"{name}: {side} bound", x.shape, "bool", CLAMP), 1) for side in ("lower", "upper")
-        )
+        masks = tuple((self.tape.store(f"{name}: {side} bound", x.shape, "bool", CLAMP), 1) for side in sides)
         self.tape.record(
             Node(name, (x,), (y,), (x.storage,), (NEW,), backward=BackwardMemory(prepares=masks if x.grad else ()))
         )

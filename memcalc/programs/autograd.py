@@ -82,6 +82,7 @@ class Backward:
         self.operator: BlockOperator = START  # the running operator; START for tensors that come from the next block
         self.ends_checkpoint: CheckpointSegment | None = None  # checkpoint that is freed with the running operator
         self.checkpoint_end = -1  # number of events until the first checkpoint is freed
+        self.last_unpack = -1  # the operator that unpacks the block's last tensor, in a checkpoint of several blocks
         # tensors shared by all layers -> event at which the first reader has run backward
         self.reads: dict[str, int] = {}
         self.inside = tape.checkpoints.inside
@@ -108,7 +109,7 @@ class Backward:
             self.reference_all(
                 [self.pending[last].storage]
             )  # the caller of backward() references the loss gradient until it returns
-        if self.tape.entry is None:
+        if self.tape.entry is None and not self.tape.checkpoints.reentrant:
             self.release_all(self.tape.live.held)  # the first block: no later one reads the shared tables
         recomputed: set[CheckpointSegment] = set()
         nodes = self.tape.nodes
@@ -118,6 +119,8 @@ class Backward:
             else next((p for p in range(segment.start, segment.stop) if nodes[p].unpacks), segment.start)
             for segment in self.tape.checkpoints.segments
         }
+        if self.recomputes and not self.inside:
+            self.last_unpack = next((p for p, node in enumerate(nodes) if node.unpacks), -1)
         for position in range(len(self.tape.nodes) - 1, -1, -1):
             segment = self.inside.get(position)
             node = self.tape.nodes[position]
@@ -170,8 +173,9 @@ class Backward:
                 uses[tensor.storage] = position
             uses.update(dict.fromkeys((*node.referenced_by_caller, *node.referenced_by_graph), position))
         self.copy_from_host(segment.on_host)
-        alive: set[int] = set()
-        untouched = self.untouched[segment] = list(segment.saved)
+        made_here = {index for node in nodes for index in node.allocated}
+        untouched = self.untouched[segment] = [index for index in segment.saved if index in made_here]
+        alive = {index for index in segment.saved if index not in made_here}
         for position, node in enumerate(nodes[: last + 1]):
             made = node.allocated
             stops_before_output = early and position == last and not set(node.saved) & set(made)
@@ -292,6 +296,8 @@ class Backward:
             self.release_saved(node)
         if self.ends_checkpoint is not None and not self.tape.checkpoints.reentrant:
             self.end_checkpoint()
+        elif self.operator.position == self.last_unpack:
+            self.checkpoint_end = len(self.events)
         return outgoing
 
     def outgoing(self, node: Node, incoming: list[PendingGradient]) -> list[tuple[Tensor, PendingGradient]]:

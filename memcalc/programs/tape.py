@@ -134,7 +134,10 @@ class Node:
 
 
 class CheckpointSegment(NamedTuple):
-    """Checkpointed operators: their inputs and some results are kept, the rest is recomputed in backward."""
+    """Checkpointed operators: their inputs and some results are kept, the rest is recomputed in backward.
+
+    Of `saved` a storage that no operator of the segment makes is freed when the last one that reads it has run again.
+    """
 
     start: int
     stop: int
@@ -306,11 +309,15 @@ class Tape:
         assert output in self.nodes[-1].outputs
         self.checkpoints.segments.append(CheckpointSegment(max(made) + 1, len(self.nodes), storages))
 
-    def recompute_all(self, kept: tuple[int, ...] = ()) -> None:
-        """Checkpoint the whole block: keep its input, its arguments and, of its results, only these storages."""
+    def recompute_all(self, kept: tuple[int, ...] = (), *, follows: bool = False) -> None:
+        """Checkpoint the whole block: keep its input, its arguments and, of its results, only these storages.
+
+        If it follows another block in one checkpoint, its input is a result that it frees when it has been recomputed.
+        """
         assert self.entry is not None
-        inputs = tuple(tensor.storage for tensor in (self.entry, *self.arguments))
-        saved = tuple(dict.fromkeys(kept))
+        given = () if follows else (self.entry.storage,)
+        inputs = (*given, *(tensor.storage for tensor in self.arguments))
+        saved = tuple(dict.fromkeys((*((self.entry.storage,) if follows else ()), *kept)))
         self.checkpoints.segments = [CheckpointSegment(len(self.arguments), len(self.nodes), inputs, saved)]
 
     def allocated_by(self, names: tuple[str, ...]) -> tuple[int, ...]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain, groupby
 from math import prod
 
@@ -21,6 +22,7 @@ from memcalc.simulation.initial_tensors import InitialTensor, InitialTensors
 from memcalc.simulation.megatron_construction import built_by_megatron
 from memcalc.simulation.quantization import FP32, WIDE, in_4_bits, loaded_in_4_bits
 from memcalc.spec.finetuning import QloraSpec, base_dtype
+from memcalc.spec.fp32_modules import in_fp32
 from memcalc.spec.model_families.conversion import family_buffers
 from memcalc.spec.programs import OF_TRANSFORMERS, TRL, is_before
 from memcalc.spec.recipes import DTYPE_BYTES
@@ -97,6 +99,8 @@ def _built_of_model(spec: Spec, stage: Stage, options: StateOptions) -> Iterator
     upcasts = spec.training.lora is not None and bool(spec.training.lora.fp32_on_load)
     if upcasts:
         weights = _upcast_and_back(spec, weights)
+    elif spec.training.fp32_modules:
+        weights = _upcast(spec, weights)
     if _casts_weights(spec):
         weights = (_cast_from_fp32(built, options) for built in weights)
     copies_itself = options.engine == "deepspeed"
@@ -162,19 +166,49 @@ def _upcast_and_back(spec: Spec, weights: Iterable[InitialTensors]) -> Iterator[
     cast: list[tuple[int, InitialTensor]] = []
     ratio = DTYPE_BYTES["fp32"] // DTYPE_BYTES[base_dtype(spec.training)]
     until = mask_of("model")
-    for built in weights:
-        for made in built.tensors:
-            if made.parameter is not None and is_upcast(spec, made.parameter):
-                yield InitialTensors(until, (made._replace(parameter=None),), groups=((LOADED, len(cast)),))
-                cast.append((built.mask, made))
-            else:
-                yield built._replace(tensors=(made,))
+    yield from _before_casts(weights, partial(is_upcast, spec), 1, cast)
     for number, (_, made) in enumerate(cast):
         wide = (InitialTensor(ratio * made.size),)
         yield InitialTensors(until, wide, groups=((WIDE, number),), frees=(LOADED, number))
     yield InitialTensors(until, (), empties_cache=True)
     for number, (mask, made) in enumerate(cast):
         yield InitialTensors(mask, (made,), frees=(WIDE, number))
+
+
+def _upcast(spec: Spec, weights: Iterable[InitialTensors]) -> Iterator[InitialTensors]:
+    """Yield weights of which those of `fp32_modules` are cast when all exist.
+
+    axolotl casts in the order of modules, memcalc/step/huggingface.py the ends of the model first.
+    """
+    modules, cast = spec.training.fp32_modules, list[tuple[int, InitialTensor]]()
+    ratio = DTYPE_BYTES["fp32"] // DTYPE_BYTES[base_dtype(spec.training)]
+    yield from _before_casts(weights, lambda held: in_fp32(held.module, modules), ratio, cast)
+    ends = () if spec.training.framework == "axolotl" else tuple(name for name in modules if name != "norm")
+
+    def place(number: int) -> int:
+        parameter = cast[number][1].parameter
+        return next((at for at, name in enumerate(ends) if parameter and parameter.module == name), len(ends))
+
+    for number in sorted(range(len(cast)), key=place):
+        mask, made = cast[number]
+        yield InitialTensors(mask, (made,), frees=(LOADED, number))
+
+
+def _before_casts(
+    weights: Iterable[InitialTensors],
+    is_cast: Callable[[LocalParameter], bool],
+    ratio: int,
+    cast: list[tuple[int, InitialTensor]],
+) -> Iterator[InitialTensors]:
+    """Yield weights, those that will be cast `ratio` times as small; append their masks and themselves to `cast`."""
+    for built in weights:
+        for made in built.tensors:
+            if made.parameter is not None and is_cast(made.parameter):
+                narrow = made._replace(size=made.size // ratio, parameter=None)
+                yield InitialTensors(mask_of("model"), (narrow,), groups=((LOADED, len(cast)),))
+                cast.append((built.mask, made))
+            else:
+                yield built._replace(tensors=(made,))
 
 
 def _warmup(spec: Spec, ordered: Sequence[LocalParameter], options: StateOptions) -> Iterator[InitialTensors]:
@@ -444,8 +478,9 @@ def _sampled(ordered: Sequence[LocalParameter], options: StateOptions) -> Iterat
 def _kept_copies(
     ordered: Sequence[LocalParameter], copies: dict[LocalParameter, list[ParameterCopy]], options: StateOptions
 ) -> Iterator[InitialTensors]:
-    """Yield the copies other than the weights, one role after the other."""
-    for role in dict.fromkeys(copy.role for found in copies.values() for copy in found):
+    """Yield the copies other than the weights, one role after the other, and last an average."""
+    roles = dict.fromkeys(copy.role for found in copies.values() for copy in found)
+    for role in sorted(roles, key=lambda role: role is Role.AVERAGE):
         if role is not Role.WEIGHTS:
             yield from _joined(chain.from_iterable(_sized(ordered, copies, options, role)))
 

@@ -61,6 +61,8 @@ class ForwardBackward:
         self.splits_workspaces = splits_workspaces
         self.steps = self.steps_type(parts, splits_workspaces=splits_workspaces)
         self.hooks = EngineHooks(engine, self.steps, parameters)
+        # What checkpoints of several layers keep until their first layer has unpacked its last tensor.
+        self.arguments: dict[int, int] = {}
         self.openings: list[BlockFrame] = []
         self.layers: dict[int, BlockFrame] = {}
         self.head = BlockFrame(parts.head, {})
@@ -251,14 +253,20 @@ class ForwardBackward:
             self._forget_masks(item if isinstance(item, int) else next(leaves(item)))
         return gradient
 
-    def _backward_of_layer(self, layer: int, gradient: int) -> int:
+    def _backward_of_layer(self, layer: int, gradient: int, calls: Calls = NO_CALLS) -> int:
         self.engine.before_backward(layer)
         readers = self.last_readers.get(layer, {})
         unread: dict[int, Callable[[], None]] = {
-            position: partial(self._drop_tables, tables) for position, tables in readers.items()
+            **{position: partial(self._drop_tables, tables) for position, tables in readers.items()},
+            **calls,
         }
         if gradient == self.received >= 0:
             unread.update(self._sum_apart(self.layers[layer]))
+        if layer in self.arguments:
+            number = self.layers[layer].number
+            end = self.blocks[number].program.checkpoint_end
+            end = end if end >= 0 else len(self.steps.of(number, "backward"))  # no gradient has reached its operators
+            unread[end] = partial(self.requests.drop, (self.arguments.pop(layer),))
         gradient = self.back(self.layers[layer], gradient, unread)
         self._drop_tables(readers.get(len(self.steps.of(self.layers[layer].number, "backward")), ()))
         self.gradients += self.engine.after_backward(layer, self._produced(self.layers[layer], layer))
@@ -300,22 +308,35 @@ class ForwardBackward:
     def _again(self, items: Segment, gradient: int) -> int:
         first = self.layers[next(leaves(items))]
         given = first.held[self.blocks[first.number].program.entry]
-        self.requests.hold(given)  # a checkpoint keeps its arguments until the backward of its recomputation ends
+        self.requests.hold(given)
         self._drop(first, *self.blocks[first.number].program.kept)
-        hidden, last = given, items[-1]
-        self.requests.hold(hidden)
+        last = items[-1]
+        self.requests.hold(given)
         before = items[:-1] if isinstance(last, int) else items
-        for item in before:
-            hidden = self.forward_of(item, hidden, inside=True)
         if isinstance(last, int):
-            number = self.parts.block_of(last, again=True)
-            self.layers[last] = BlockFrame(number, {self.blocks[number].program.entry: hidden}, last)
-            gradient = self._backward_of_layer(last, gradient)
+            number = self.parts.block_of(last, again=True, inside=bool(before))
+            frame = self.layers[last] = BlockFrame(number, {}, last)
+            events = self.steps.of(number, "backward")
+            begins = (at for at, step in enumerate(events) if step.event.operator.when is Activity.AGAIN)
+            recompute = partial(self._recompute, before, given, frame)
+            gradient = self._backward_of_layer(last, gradient, {next(begins, len(events)): recompute})
         else:
-            self.requests.drop((hidden,))
+            self.requests.drop((self._recomputed(before, given),))
+        if before and isinstance(before[0], int):
+            self.arguments[before[0]] = given
+            return self.backward_of(before, gradient)
         gradient = self.backward_of(before, gradient)
         self.requests.drop((given,))
         return gradient
+
+    def _recomputed(self, items: Segment, hidden: int) -> int:
+        for item in items:
+            hidden = self.forward_of(item, hidden, inside=True)
+        return hidden
+
+    def _recompute(self, items: Segment, given: int, frame: BlockFrame) -> None:
+        """Recompute the layers of a segment before its last one, which has just unpacked a tensor."""
+        frame.held[self.blocks[frame.number].program.entry] = self._recomputed(items, given)
 
     # -- blocks --------------------------------------------------------------------------------------------------------
 
@@ -464,13 +485,17 @@ class ForwardBackward:
         backward.
         """
         readers: dict[int, dict[int, list[tuple[BlockFrame, int]]]] = {}
+        reentrant, model = self.parts.structure.saving.reentrant, self.parts.spec.model
         for frame, at, table in self._tables():
+            recomputed = (next(leaves(item)) for item in self.plan if not isinstance(item, int))
+            if reentrant and any(table.windows in (None, model.has_window(layer)) for layer in recomputed):
+                continue  # see `StageBlocks.masks_until`
             for item in self.plan:
                 layer = next(leaves(item))
                 if not isinstance(item, int) and (len(item) > 1 or not isinstance(item[0], int)):
                     break  # several layers: until the end
                 program = self.blocks[self.layers[layer].number].program
-                is_given = table.windows in (None, self.parts.spec.model.has_window(layer))
+                is_given = table.windows in (None, model.has_window(layer))
                 position = dict(program.reads).get(table.name, -1) if is_given else -1
                 if not isinstance(item, int) and is_given:
                     position = program.checkpoint_end

@@ -66,7 +66,7 @@ class OptimizerStep:
     def run(self, *, first: bool) -> None:
         """Record one step."""
         first = first and not self.has_states
-        for parameters, choice in self.groups:
+        for parameters, choice in reversed(self.groups) if self.joint else self.groups:  # as in `_run_joint`
             self._clip(parameters, choice)
         if self.joint:
             self._run_joint(first=first)

@@ -58,7 +58,7 @@ class BlockVariant(NamedTuple):
     Args:
         modules: differences of its modules from those of other layers.
         again: whether the layer is recomputed, as the last one of its checkpoint segment.
-        inside: whether it is recomputed, and further layers of its segment follow.
+        inside: whether it is recomputed with other layers of its segment, which follow it unless `again`.
     """
 
     modules: LayerModules
@@ -147,7 +147,7 @@ class StageBlocks:
         Args:
             layer: its number in the model.
             again: whether it is recomputed, and no layer of its checkpoint segment follows it.
-            inside: whether layers of its checkpoint segment follow it in the recomputation.
+            inside: whether it is recomputed with other layers of its checkpoint segment.
         """
         modules = layer_modules(self.spec, layer)
         variant = BlockVariant(modules, again, inside)
@@ -165,7 +165,13 @@ class StageBlocks:
 
     @cached_property
     def masks_until(self) -> dict[int, int]:
-        """The masks of the stage's first block, each with the first layer that recomputes with it."""
+        """The masks of the stage's first block, each with the first layer that recomputes with it.
+
+        The graph references what a reentrant checkpoint recomputes with until the loss is freed: no layer is the last
+        (torch 2.13 torch/utils/checkpoint.py, CheckpointFunction: ctx.run_function).
+        """
+        if self.structure.saving.reentrant:
+            return {}
         read_by = self.blocks[self.openings[0]].program.read_by if self.openings else ()
         return {index: first_recomputed_layer(self.spec, self.stage, readers) for index, readers in read_by}
 

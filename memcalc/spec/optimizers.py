@@ -114,6 +114,9 @@ IN_BACKWARD = (
     *("lion", "lamb", "adam-8bit", "lion-8bit"),
 )
 
+# Of bitsandbytes, without paged states.
+BITSANDBYTES = ("lamb", "adam-8bit", "lion-8bit")
+
 GALORE_RANK = 128  # galore_torch 1.0, README.md
 
 

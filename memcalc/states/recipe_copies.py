@@ -16,7 +16,7 @@ ZERO = "ZeRO (arXiv 1910.02054) section 3"
 
 
 def kept_copies(options: StateOptions, *, trains: bool) -> Iterator[ParameterCopy]:
-    """Yield every copy of the parameters that is live in several phases; only the weights of frozen parameters."""
+    """Yield every copy of the parameters that lives for several phases; of frozen ones weights and average."""
     # FSDP always shards weights: its stage 2 keeps gathered parameters from forward to backward.
     weights_from = 2 if options.engine in ("fsdp1", "fsdp2") else 3
     citation = "the parameters that forward reads"
@@ -28,6 +28,8 @@ def kept_copies(options: StateOptions, *, trains: bool) -> Iterator[ParameterCop
         name = " of the reference model"
         yield ParameterCopy(Component.WEIGHTS, name, held_in, 3, from_phase("optimizer"), citation, role=Role.REFERENCE)
     if not trains:
+        if options.step.ema == "weights":  # of the whole model
+            yield from average(options.step.ema, held_in, weights_from)
         return
     recipe = RECIPES[options.recipe]
     if recipe.master is not None or options.copies_fp32_weights:

@@ -164,7 +164,19 @@ def _flash(gpu: Multiprocessors, args: tuple[Any, ...], kwargs: Mapping[str, Any
 
 
 def _flash_backward(_: Multiprocessors, args: tuple[Any, ...], __: Mapping[str, Any], ___: Any) -> Sequence[Hidden]:
-    return (Hidden(attention.flash_backward(_heads(*args[1:3]))),)
+    """Return the kernel's blocks, beside contiguous copies of the output and its gradient (attention_backward.cu)."""
+    found = Hidden(attention.flash_backward(_heads(*args[1:3])))
+    copies = [x.numel() * x.element_size() for x in (args[0], args[4]) if not _tokens_first(x)]
+    if not copies:
+        return (found,)
+    return Hidden(tuple(copies), at=0), found, Hidden(tuple(-size for size in copies))
+
+
+def _tokens_first(x: Tensor) -> bool:
+    """Return whether a tensor (b, h, s, d) is contiguous as (b, s, h, d); `is_contiguous` of fake ones loads SymPy."""
+    _, h, s, d = x.shape
+    strides = zip(x.shape, x.stride(), (s * h * d, d, h * d, 1), strict=True)
+    return all(size == 1 or stride == wanted for size, stride, wanted in strides)
 
 
 def _efficient(_: Multiprocessors, args: tuple[Any, ...], __: Mapping[str, Any], ___: Any) -> Sequence[Hidden]:

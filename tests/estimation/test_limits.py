@@ -131,3 +131,19 @@ def test_activations_that_are_counted_too_high(preset: str, words: tuple[str, ..
     found = limits_of(load(preset, ("implementation=huggingface", *words)))
 
     assert [limit.feature for limit in found if limit.overcounts == "activations"] == [expected] * bool(expected)
+
+
+@pytest.mark.parametrize(
+    ("words", "raises"),
+    [
+        (("zero_stage=3", "data_parallel=8", "optimizer=adam-8bit"), True),
+        (("zero_stage=3", "data_parallel=8", "optimizer_options.paged=true"), True),
+        (("tensor_parallel=4", "optimizer=adafactor"), True),
+        (("zero_stage=3", "data_parallel=8", "optimizer=adam"), False),
+        (("zero_stage=3", "data_parallel=8", "engine=fsdp1", "recipe=amp", "optimizer=adam-8bit"), False),
+        (("data_parallel=8", "optimizer=adam-8bit"), False),
+    ],
+)
+def test_optimizers_that_cannot_update_dtensors_are_named(words: tuple[str, ...], *, raises: bool) -> None:
+    found = limits_of(memcalc.load("llama-3.2-1b", *words))
+    assert any("cannot update DTensors" in limit.feature for limit in found) == raises

@@ -115,6 +115,10 @@ def test_requests_of_every_optimizer_are_the_traces(
         ("llama", ("recipe=amp", "attention=flash", "head_dim=100", "recompute=full")),
         ("gpt_neo", ("recipe=fp32", "attention=eager", "optimizer_in_backward=true")),  # biases before weights
         ("gpt2", ("recipe=pure", "autocast=true")),  # norms read fp32 copies of their weights
+        # so nothing saves the inputs of layers, which a checkpoint of several layers frees early
+        ("gpt2", ("recipe=pure", "autocast=true", "recompute=[[0,1]]", "dropout=0")),
+        ("gemma2", ("recipe=amp", "attention=eager", "recompute=full", "reentrant_checkpoints=true")),
+        ("llama", ("recipe=pure", "autocast=true", "fp32_modules=[embed_tokens,norm]", "gradient_clipping=1")),
     ],
 )
 def test_requests_of_other_settings_are_the_traces(family: str, words: tuple[str, ...]) -> None:

@@ -20,11 +20,17 @@ class Apertus(Llama):
         curved = ops.times_parameter(x, f"{prefix}act_fn.alpha_p", "1", f"{name}: alpha x")
         square = ops.mul(curved, x, f"{name}: alpha x x")
         above = ops.add(square, ops.scale(x, f"{name}: beta x"), f"{name}: above 0")
-        grown = self.grown(self.least(x, f"{name}: min(x, eps)"), f"{name}: expm1")
+        least = self.least(x, f"{name}: min(x, eps)")
+        # expm1 is on autocast's fp32 list
+        grown = self.grown(ops.cast(least, "fp32") if ops.autocast else least, f"{name}: expm1")
+        ops.tape.still_referenced(least)  # the caller's argument
         difference = ops.subtract(grown, x, f"{name}: expm1 - x")
-        bent = ops.times_parameter(difference, f"{prefix}act_fn.alpha_n", "1", f"{name}: alpha (expm1 - x)")
+        bent_name = f"{name}: alpha (expm1 - x)"
+        bent = ops.times_parameter(difference, f"{prefix}act_fn.alpha_n", "1", bent_name, second=True)
         below = ops.add(bent, ops.scale(x, f"{name}: beta x again"), f"{name}: below 0")
-        return ops.chosen(positive, above, below, name)
+        y = ops.chosen(positive, above, below, name)
+        ops.tape.still_referenced(x)  # the module's argument
+        return y
 
     def least(self, x: Tensor, name: str) -> Tensor:
         """torch.min(x, eps); backward: where(x == eps, g / 2, g).masked_fill_(x > eps, 0), of derivatives.yaml."""

@@ -36,7 +36,7 @@ class Ernie4Moe(Ernie4, Mixtral):
             probabilities = ops.softmax(logits, "router probabilities")
             best, chosen = ops.top_k(ops.table("corrected probabilities", SCORES, "fp32"), COPIES, "best corrected")
             weights = ops.gather(probabilities, COPIES, "router weights", values=True, index=chosen)
-            least = ops.pointwise(ops.total(weights, "sum of router weights"), "sum, clamped")
+            least = ops.clamped(ops.total(weights, "sum of router weights"), "sum, clamped", ("lower",))
             weights = ops.divide(weights, least, "router weights")
         weights = ops.cast(weights, x.dtype, f"router weights in {x.dtype}")
         self.tape.still_referenced(best)
