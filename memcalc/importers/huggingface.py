@@ -180,11 +180,25 @@ def finish_trainer(
             draft.default("training.autocast", True)  # accelerator.py, prepare_model: regardless of the weights' dtype
     if low and autocasts and not policy:
         _weight_dtype(draft, weights)
-    adapted = draft.given("training.finetune") in ("lora", "qlora")
-    narrow = not adapted or draft.given("training.lora.adapter_dtype") == "compute"
-    if low and narrow and policy and draft.given("parallelism.engine") == "fsdp1":  # upcast to fp32
-        draft.default("parallelism.fsdp.load_dtype", "fp16" if weights in ("float16", "fp16") else "bf16")
+    if policy:
+        _place_upcast(draft, policy, weights if low else "float32")
     place_copies(draft)
+
+
+def _place_upcast(draft: Draft, policy: str, weights: str) -> None:
+    """Set what follows from fp32 shards: accelerate casts trained parameters to fp32 (accelerator.py, prepare_model).
+
+    Args:
+        draft: the configuration.
+        policy: the recipe of FSDP's mixed-precision policy.
+        weights: dtype in which the weights are loaded.
+    """
+    adapted, path = draft.given("training.finetune") in ("lora", "qlora"), "training.lora.adapter_dtype"
+    narrow = not adapted or draft.given(path) == "compute"
+    if weights != "float32" and narrow and draft.given("parallelism.engine") == "fsdp1":
+        draft.default("parallelism.fsdp.load_dtype", "fp16" if weights in ("float16", "fp16") else "bf16")
+    if adapted and draft.values["training.recipe"] == policy:
+        draft.values[path] = "fp32"
 
 
 def _half(facts: Mapping[str, Any]) -> str | None:

@@ -242,3 +242,5 @@ def test_trls_adapters_above_4_bits_are_flattened_in_bf16(tmp_path: Path) -> Non
 
     assert spec.parallelism.engine == "fsdp1"
     assert (spec.training.recipe, spec.parallelism.fsdp.load_dtype) == ("amp", "bf16")
+    assert spec.training.lora is not None
+    assert spec.training.lora.adapter_dtype == "fp32"  # of their shards, gradients and optimizer states
