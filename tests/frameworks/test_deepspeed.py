@@ -171,10 +171,15 @@ def test_trl_gives_adapters_the_dtype_of_the_base_since_a_release(release: str, 
     assert spec.training.lora.adapter_dtype == dtype
 
 
-@pytest.mark.parametrize(("stage", "recipe"), [(2, "mixed-16"), (0, "pure")])
-def test_adapters_of_a_4_bit_base_have_fp32_masters_under_zero(stage: int, recipe: str, tmp_path: Path) -> None:
-    """TRL casts them to bf16; DeepSpeed copies its partition of them to fp32 (runtime/zero/stage_1_and_2.py)."""
-    words = ("bf16: true", "use_peft: true", "load_in_4bit: true")
+@pytest.mark.parametrize(("stage", "weights", "recipe"), [(2, "", "mixed-16"), (0, "bfloat16", "pure"), (0, "", "amp")])
+def test_adapters_of_a_4_bit_base_have_fp32_masters_under_zero(
+    stage: int, weights: str, recipe: str, tmp_path: Path
+) -> None:
+    """TRL casts them to bf16; DeepSpeed copies its partition of them to fp32 (runtime/zero/stage_1_and_2.py).
+
+    TRL loads other weights in fp32 by default, which autocast casts.
+    """
+    words = ("bf16: true", "use_peft: true", "load_in_4bit: true", *([f"dtype: {weights}"] if weights else []))
     text = FILE.format(precision="\n".join(words))
     path = tmp_path / "run.yaml"
     path.write_text(text if stage else text.replace("deepspeed: ds.json\n", ""))
