@@ -91,7 +91,7 @@ def test_the_interval_is_that_of_recorded_generations(run) -> None:
     code, out, _ = run("estimate", "gpt2", "--gpu", "t4", "--set", "inference.batch_size=2", *FEW_TOKENS, "--full")
 
     assert code == 0
-    assert "of 270 recorded runs (generation, modules of the family;" in " ".join(out.split())
+    assert "of 286 recorded runs (generation, modules of the family;" in " ".join(out.split())
 
 
 def test_check_judges_them(run, tmp_path: Path) -> None:

@@ -74,14 +74,14 @@ def test_blocks_that_could_have_held_the_request_are_never_split(asked: str, spl
 
 
 def test_a_cache_no_larger_than_in_healthy_runs_is_not_the_cause() -> None:
-    # 75.00 * 1.0931 = 81.98, the median of recorded runs of one GPU: below that a cache is what any run has.
+    # 75.00 * 1.0958 = 82.19, the median of recorded runs of one GPU: below that a cache is what any run has.
     text = (
         "CUDA out of memory. Tried to allocate 1.00 GiB (GPU 0; 90.00 GiB total capacity; 75.00 GiB already allocated; "
         "0.50 GiB free; {reserved} GiB reserved in total by PyTorch)"
     )
 
-    assert finding_of(text.format(reserved="81.90")).cause.name != "fragmentation"
-    assert finding_of(text.format(reserved="82.10")).cause.name == "fragmentation"
+    assert finding_of(text.format(reserved="82.10")).cause.name != "fragmentation"
+    assert finding_of(text.format(reserved="82.30")).cause.name == "fragmentation"
 
 
 @pytest.mark.parametrize(
