@@ -242,7 +242,7 @@ def test_of_a_long_generation_every_nth_token_is_replayed() -> None:
     assert len(forwards) <= LAYERS_OF_SAMPLE // 32 + 3
     assert [forwards[0].before, forwards[1].before, forwards[-1].before] == [0, 1, 8191]
     assert not unsupported_reason(spec)
-    assert replay_errors(kinds_of(spec))[-3:-1] == (-0.1, 0.1)
+    assert replay_errors(kinds_of(spec))[-3:-1] == (-0.006809, 0.011273)  # of 21 recorded runs
 
 
 def test_every_nth_token_reserves_about_as_much(monkeypatch: pytest.MonkeyPatch) -> None:
