@@ -15,6 +15,7 @@ from memcalc.layout.schedules import ORDERED, uses_pipelining
 from memcalc.layout.sequence_sharding import has_ring_attention
 from memcalc.layout.weight_layout import split_by_dtensor
 from memcalc.spec.defaults import takes_math_kernel
+from memcalc.spec.finetuning import OWN_LINEAR
 from memcalc.spec.hardware.gpus import GpuSpec, find_gpu
 from memcalc.spec.hardware.kernels import gpu_omissions, missing_kernel
 from memcalc.spec.layers import fills_windows
@@ -22,6 +23,7 @@ from memcalc.spec.limits import Limit
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.model_families.files import family_named
 from memcalc.spec.optimizers import BITSANDBYTES
+from memcalc.spec.programs import OF_TRANSFORMERS, is_before
 from memcalc.spec.spec import Spec
 from memcalc.spec.towers import masks_given_images, tower_trains
 from memcalc.spec.training import LIGER_FAMILIES
@@ -192,6 +194,9 @@ def _training(spec: Spec) -> Iterator[tuple[str, bool]]:
     training, model = spec.training, spec.model
     yield from _parallel(spec)
     yield from _frozen_model(spec)
+    quantizes = training.qlora is not None and training.framework in OF_TRANSFORMERS
+    if quantizes and model.architecture in OWN_LINEAR and not is_before(training.versions, "transformers", "5"):
+        yield f"16-bit weights of {model.architecture}'s linear layers, which transformers 5 does not quantize", True
     if model.mla is not None and training.implementation != "megatron":
         yield "latent attention was not compared with a run yet", False
     if training.attention == "eager" and takes_math_kernel(

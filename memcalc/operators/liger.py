@@ -105,8 +105,9 @@ class LigerKernels(Base):
         if self.parameters != dtype:  # a view, of which no cast is cached
             transposed.append(tape.store(name.format("transposed"), weight, dtype, LOSS))
         logits = tape.store("logits of some rows", ("T_f", weight[0]), dtype, LOSS)
-        self._make("casts", *transposed, *(casts := casts_of_rows()))
-        self._make("rows of logits", logits, reads=(*transposed, *casts))
+        rows_in_dtype = casts_of_rows()
+        self._make("casts", *transposed, *rows_in_dtype)
+        self._make("rows of logits", logits, reads=(*transposed, *rows_in_dtype))
         casts = [*cached]
         if self.parameters != dtype and not cached:
             casts = [tape.store(name.format("(autocast cache)"), weight, dtype, "ATen autocast_mode.cpp, cached_cast")]

@@ -98,7 +98,7 @@ def some_layout_fits(
         if choices.cheapest(judge) is not None:
             return "fits"
         undecided = undecided or choices.undecided
-        if choices.any:  # otherwise no micro-batch divides the sequences, but one may with other replicas
+        if choices.has_choices:  # otherwise no micro-batch divides the sequences, but one may with other replicas
             degrees = layout.spec.parallelism
             split = _split({field: getattr(degrees, field) for field in DEGREES})
             failing[split] = max(degrees.data_parallel, failing.get(split, 0))
@@ -209,7 +209,7 @@ class LayoutChoices:
         self._unread = True  # whether the lower bounds of the thriftiest choices are not known yet
         self._too_much: list[BatchChoice] = []
         self._fits = self._may_fit = False
-        self.any = bool(choices)
+        self.has_choices = bool(choices)
 
     @property
     def next(self) -> BatchChoice | None:

@@ -118,6 +118,11 @@ class LoraSpec(ConfigBlock):
     )
 
 
+# Families with linear layers of a subclass of nn.Linear, which transformers does not quantize (5.23
+# models/falcon/modeling_falcon.py, FalconLinear; integrations/bitsandbytes.py, replace_with_bnb_linear).
+OWN_LINEAR = ("falcon",)
+
+
 class QloraSpec(ConfigBlock):
     """The frozen base model in 4 bits (QLoRA, arXiv 2305.14314), as implemented by bitsandbytes."""
 

@@ -11,6 +11,7 @@ from memcalc.spec.limits import Limit
 from memcalc.spec.origin import Origin
 
 REFERENCE = Limit("the reference model", holds_memory=True, bytes_per_parameter=4)
+QLORA = ("finetune=qlora", "attention=flash", "implementation=huggingface")
 RING = "the ring buffers of keys and values under context parallelism"
 
 
@@ -32,6 +33,13 @@ RING = "the ring buffers of keys and values under context parallelism"
         ("gemma-2-2b", ("implementation=plain",), ["the soft-capping of Gemma 2's attention scores and logits"]),
         ("gemma-2-2b", ("implementation=huggingface",), []),
         ("deepseek-v3", (), []),
+        (
+            "falcon-7b",
+            (*QLORA, "framework=trainer"),
+            ["16-bit weights of falcon's linear layers, which transformers 5 does not quantize"],
+        ),
+        ("falcon-7b", (*QLORA, "framework=trainer", "versions.transformers=v4.57.6"), []),
+        ("falcon-7b", QLORA, []),  # no program of transformers
     ],
 )
 def test_what_our_own_fields_ask_for(preset: str, words: tuple[str, ...], expected: list[str]) -> None:

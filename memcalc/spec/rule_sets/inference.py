@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memcalc.errors import InputError
+from memcalc.spec.finetuning import OWN_LINEAR
 from memcalc.spec.model_families.conversion import attends_eagerly
 from memcalc.spec.model_families.files import family_named
 from memcalc.spec.model_families.transformers_fallback import fallback_family
@@ -23,10 +24,6 @@ OF_TRAINING = {
     "offload": "none",
     "offload_pin_memory": False,
 }
-
-# Families with linear layers of a subclass of nn.Linear (transformers 5.23 models/falcon/modeling_falcon.py,
-# FalconLinear; integrations/bitsandbytes.py, replace_with_bnb_linear).
-OWN_LINEAR = ("falcon",)
 
 
 def inference(spec: Spec) -> Iterator[Violation]:
