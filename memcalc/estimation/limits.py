@@ -91,6 +91,8 @@ def _before_adapters(spec: Spec) -> Iterator[Limit]:
 def _of_split_update(spec: Spec) -> Iterator[Limit]:
     """Yield an optimizer with operators that DTensor does not run, so that the first step raises.
 
+    Such a run never fits for sure: what a patched optimizer needs is not known.
+
     Tried with torch 2.13: bitsandbytes 0.50 mixes DTensors with tensors (its issue 1633), as does transformers 5.23's
     Adafactor; PyTorch's own needs other placements in place, and the lists of Rprop have no sharding strategy.
     """
@@ -101,7 +103,7 @@ def _of_split_update(spec: Spec) -> Iterator[Limit]:
     raises = raises or training.optimizer_options.paged
     if raises and spec.inference is None and (sharded or split_by_dtensor(spec)):
         what = "engine = fsdp2" if sharded else f"tensor_parallel = {parallelism.tensor_parallel}"
-        yield Limit(f"optimizer = {name} under {what}: PyTorch 2.13 cannot update DTensors with it", holds_memory=False)
+        yield Limit(f"{name} under {what}: PyTorch 2.13 cannot update DTensors with it", holds_memory=True)
 
 
 def _liger(spec: Spec) -> Iterator[Limit]:
