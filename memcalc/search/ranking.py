@@ -142,7 +142,11 @@ def rank(
     heapify(waiting)
     found: list[Ranked] = []
     splits: set[tuple[int, ...]] = set()
-    while waiting and (top is None or len(splits) < top or waiting[0][0][0] <= found[-1].costs.total):
+
+    def is_shown(seconds: float) -> bool:
+        return top is None or len(splits) < top or (bool(found) and seconds <= found[-1].costs.total)
+
+    while waiting and is_shown(waiting[0][0][0]):
         _, number = heappop(waiting)
         progress(_over(space.gpus), len(layouts) - len(waiting) - 1)
         ranked = layouts[number].try_next(judge)

@@ -12,7 +12,10 @@ def test_each_rank_has_a_single_number() -> None:
 
 
 def test_adafactor_on_sharded_parameters_is_estimated() -> None:
-    """Its update takes the mean of the means of a matrix's rows."""
+    """Its update takes the mean of the means of a matrix's rows. PyTorch cannot run it on DTensors, so nothing fits."""
     sharded = ("recipe=fp32", "optimizer=adafactor", "zero_stage=3", "data_parallel=2", "num_layers=2")
 
-    assert memcalc.estimate("gpt2", *sharded, gpu="a100-40gb").replayed.fits
+    result = memcalc.estimate("gpt2", *sharded, gpu="a100-40gb").replayed
+
+    assert result.confidence == "replay"
+    assert result.fits is None
