@@ -126,7 +126,7 @@ def verdicts(
 ) -> JudgedPeaks:
     """Return verdicts as in `memcalc.verdict.needs.recorded_need`, except for configurations that can be replayed.
 
-    For these only a lower bound decides "does not fit", which no replay contradicts.
+    Only a lower bound decides "does not fit", which no replay contradicts, and for compiled runs the ratio.
 
     Args:
         peak: allocated bytes of the rank with the highest peak. [n]
@@ -159,7 +159,7 @@ def _verdict(
     beyond = peak - of_each([each.remainders for each in terms], numbers) > room
     if not all(each.bounded for each in terms):
         beyond &= of_each([each.bounded for each in terms], numbers)
-    by_ratio = [not (each.replays or each.overcounted) for each in terms]
+    by_ratio = [not (each.replays or each.overcounted or each.bounded) for each in terms]
     if any(by_ratio):
         low = reserved * of_each(
             [1 + each.errors.low if decides else 0.0 for each, decides in zip(terms, by_ratio, strict=True)], numbers

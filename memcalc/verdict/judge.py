@@ -113,7 +113,7 @@ def verdict_of(need: MemoryNeed, gpu: GpuSpec | None, limit: int, least: int, li
     extra = sum(each.at_least_bytes for each in unmodelled)
     overcounted, most = overcounting(limits), most_unmodelled_bytes(limits)
     bounded = most is not None and need.high_bytes + most <= limit
-    if extra + interval.low_bytes > limit:
+    if extra + (least if on_gpu else interval.low_bytes) > limit:
         answer = "does-not-fit"
     elif unmodelled and answer == "fits" and not bounded:
         answer = "unknown"
@@ -145,6 +145,8 @@ def _interval(need: MemoryNeed, answer: Answer, limit: int, least: int) -> Inter
         high = min(high, limit)
     elif answer == "does-not-fit":
         low = max(low, limit + 1)
+    else:
+        low = max(min(low, limit), least)
     return Interval(min(low, high), max(low, high), need.errors, need.late_bytes > need.most_reserved_bytes)
 
 

@@ -149,14 +149,22 @@ def need_of(spec: Spec, gpu: GpuSpec | None, allocated: int | None = None) -> Me
 
 
 def recorded_need(spec: Spec, gpu: GpuSpec | None, allocated: int) -> MemoryNeed:
-    """Return the need for an allocated peak in bytes, from the reserved-to-allocated ratio of recorded runs."""
+    """Return the need for an allocated peak in bytes, from the reserved-to-allocated ratio of recorded runs.
+
+    A full GPU frees cached blocks, so a run may finish on one that has room for the allocated peak alone. A compiled
+    run may need less than this peak, which is of eager execution; only the ratio decides that it does not fit.
+    """
     ratio, errors = reserve_ratio(kinds_of(spec), compiled=spec.training.compile)
     outside = outside_bytes(spec, gpu)
     found = MemoryNeed(ceil(allocated * ratio), errors, outside, None, None, None)
     if not spec.training.compile:  # reserved memory is never less than allocated memory
         least = min(allocated / found.reserved_bytes - 1, 0.0) if found.reserved_bytes else 0.0
         found = found._replace(errors=errors._replace(low=max(errors.low, least)))
-    return found if gpu is None else found._replace(on_gpu=answer_of(found, gpu.usable_bytes))
+    if gpu is None:
+        return found
+    answer = answer_of(found, gpu.usable_bytes)
+    may_finish = not spec.training.compile and outside + allocated <= gpu.usable_bytes
+    return found._replace(on_gpu="unknown" if answer == "does-not-fit" and may_finish else answer)
 
 
 def gets_through(spec: Spec, gpu: GpuSpec) -> bool:

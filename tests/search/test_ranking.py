@@ -9,6 +9,7 @@ from memcalc.search.ranking import best_of, chosen, micro_batches, rank, recompu
 from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.spec.hardware.interconnect import system_of
 from memcalc.verdict.judge import judge, judge_by_records
+from memcalc.verdict.needs import allocated_bytes, recorded_need
 
 NOTHING: frozenset[str] = frozenset()
 
@@ -75,11 +76,9 @@ def test_above_the_interval_of_recorded_runs_a_replay_decides() -> None:
     layouts = Space(spec, 5, system_of(card).node, 5).layouts()
     sharded = next(layout for layout in layouts if layout.spec.parallelism.zero_stage == 3)
     run = chosen(sharded, "full", 1)
-    by_records = judge_by_records(run)
 
-    assert by_records.interval is not None
-    assert by_records.interval.low_bytes > by_records.limit_bytes
-    assert by_records.answer == "unknown"
+    assert recorded_need(run, card, allocated_bytes(run, card)).low_bytes > card.usable_bytes
+    assert judge_by_records(run).answer == "unknown"
     assert judge(run).answer == "fits"
 
 

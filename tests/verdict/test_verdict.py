@@ -204,6 +204,27 @@ def test_several_gpus_are_judged_by_recorded_runs(monkeypatch: pytest.MonkeyPatc
     assert any(note.startswith("Allocator not replayed: ") for note in result.notes)
 
 
+@pytest.mark.parametrize(
+    ("ratio", "answer"), [(0.99, "does-not-fit"), (1.01, "unknown"), (1.1, "unknown"), (1.21, "fits")]
+)
+def test_a_run_without_a_replay_may_fit_a_gpu_with_room_for_its_allocated_peak(
+    monkeypatch: pytest.MonkeyPatch, ratio: float, answer: str
+) -> None:
+    """A full GPU frees cached blocks. The recorded runs, on larger GPUs, reserved 1.05 to 1.2 times their peak."""
+    pin_records(monkeypatch)
+    config = ("gpt2", "data_parallel=8", "optimizer=adam-4bit", "b=8")
+    unlimited = memcalc.estimate(*config, gpu="h100-80gb").replayed
+    peak, outside = unlimited.ledger.peak_bytes, unlimited.headline.outside
+    around = outside.device_context + outside.communication_library
+
+    found = judge(memcalc.load(*config, gpu=f"h100-80gb:{floor(peak * ratio) + around}B"))
+
+    assert found.answer == answer
+    if answer == "unknown":
+        assert found.interval is not None
+        assert found.interval.low_bytes <= found.limit_bytes < found.interval.high_bytes
+
+
 @examples(30)
 @given(configs(adapters=True), st.sampled_from(["t4", "a10g", "h100-80gb"]))
 def test_the_quick_answer_is_that_of_the_estimate(config: Config, gpu: str) -> None:
