@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from statistics import median
+from typing import NamedTuple
 
 from benchmarks.programs import compiled
 from benchmarks.programs.compare import Line, failed, ran_out, sized, summary
 from benchmarks.programs.record import read_records, record_path
 from benchmarks.programs.registry import FAMILIES
-from memcalc.verdict.judge import gpu_of
+from memcalc.estimation.outside_allocator import outside_bytes
+from memcalc.importers.loading import load
+from memcalc.ledger.verdict import Answer
+from memcalc.spec.hardware.gpus import with_budget
+from memcalc.verdict.judge import as_assumed, gpu_of, judge
 from memcalc.verdict.needs import need_of
 from memcalc.verdict.run_types import program_kinds
 from tools.markdown import table
-from tools.recorded_errors import Compared, compiled_runs, program_runs
+from tools.recorded_errors import Compared, Recorded, compiled_runs, program_runs
 from tools.recorded_errors import compared as replayed
 
 UNDER = 0.02  # of the recorded peak
@@ -85,6 +91,51 @@ def lengths_table() -> str:
     return table([*head], [*rows, ("all", *_lengths_cells(every))])
 
 
+class JudgedProgram(NamedTuple):
+    """The verdicts of a recorded program on two GPUs.
+
+    Args:
+        run: the program.
+        small: on a GPU on which the allocator can use a byte less than the program allocated: it cannot finish.
+        large: on one on which it can use what the program reserved: it finishes.
+    """
+
+    run: Recorded
+    small: Answer
+    large: Answer
+
+
+def judged(runs: Iterable[Recorded]) -> Iterator[JudgedProgram]:
+    """Judge recorded programs; those that need more than their GPU has stay out."""
+    for run in runs:
+        gpu = gpu_of(run.spec)
+        assert gpu is not None
+        outside = outside_bytes(run.spec, gpu)
+        if run.reserved + outside <= gpu.usable_bytes:
+            rooms = (run.allocated - 1, run.reserved)
+            specs = [load(run.spec, gpu=with_budget(gpu.name, f"{room + outside}B")) for room in rooms]
+            small, large = (as_assumed(judge(spec), spec).answer for spec in specs)
+            yield JudgedProgram(run, small, large)
+
+
+def verdicts_table() -> str:
+    """Return a table of the verdicts of recorded programs, one row per engine."""
+    found: dict[str, Counter[tuple[str, Answer]]] = {}
+    for run, small, large in judged(program_runs()):
+        for kind in (program_kinds(run.spec)[0], "all"):
+            found.setdefault(kind, Counter()).update([("small", small), ("large", large)])
+    answers: dict[str, tuple[Answer, ...]] = {
+        "small": ("does-not-fit", "unknown", "fits"),
+        "large": ("fits", "unknown", "does-not-fit"),
+    }
+    rows = [
+        (kind, *(str(count[gpu, answer]) for gpu, order in answers.items() for answer in order))
+        for kind, count in sorted(found.items(), key=lambda item: (item[0] == "all", item[0]))
+    ]
+    head = ("programs", "too small: DOES NOT FIT", "CANNOT SAY", "false FITS")
+    return table([*head, "large enough: FITS", "CANNOT SAY", "false DOES NOT FIT"], rows)
+
+
 def _lengths_cells(pairs: list[tuple[float, float]]) -> tuple[str, ...]:
     cells = []
     for errors in zip(*pairs, strict=True):
@@ -96,4 +147,5 @@ TABLES: dict[str, Callable[..., str]] = {
     "programs": programs_table,
     "programs-compiled": compiled_table,
     "programs-lengths": lengths_table,
+    "programs-verdicts": verdicts_table,
 }

@@ -216,16 +216,16 @@ def _generations() -> Iterator[Recorded]:
 
 def compiled_runs() -> Iterator[Recorded]:
     """Programs that compile their models."""
-    return _programs(COMPILED)
+    return programs_of(COMPILED)
 
 
 def program_runs() -> Iterator[Recorded]:
     """Programs of frameworks in eager execution."""
-    return _programs(FAMILIES[name] for name in FAMILIES if FAMILIES[name] not in COMPILED)
+    return programs_of(FAMILIES[name] for name in FAMILIES if FAMILIES[name] not in COMPILED)
 
 
-def _programs(families: Iterable[Family]) -> Iterator[Recorded]:
-    """Programs, each with the spec of its own file; those with a rejected file stay out."""
+def programs_of(families: Iterable[Family]) -> Iterator[Recorded]:
+    """Recorded programs, each with the spec of its own file; those with a rejected file stay out."""
     for family in families:
         for path in sorted(RECORDINGS.glob(f"programs/*/{family.name}.jsonl")):
             for record in filter(itemgetter("good"), _lines(path)):

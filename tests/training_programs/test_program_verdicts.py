@@ -1,0 +1,34 @@
+"""Verdicts of recorded programs, each from its own file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+
+import pytest
+
+from benchmarks.programs.registry import FAMILIES
+from tools.programs import JudgedProgram, judged
+from tools.recorded_errors import program_runs, programs_of
+
+QUICK = ("trl-sft", "accelerate-fsdp2", "trainer-5-zero", "axolotl-lora")
+
+
+def check(programs: Iterable[JudgedProgram]) -> None:
+    """No verdict contradicts the dry run: a program needs what it allocates, and finishes with what it reserves."""
+    for run, small, large in programs:
+        assert small != "fits", run.name
+        assert large != "does-not-fit", run.name
+
+
+@pytest.mark.parametrize("family", QUICK)
+def test_one_program_of_a_family(family: str) -> None:
+    programs = [*islice(judged(programs_of([FAMILIES[family]])), 1)]
+
+    assert programs
+    check(programs)
+
+
+@pytest.mark.long
+def test_all_programs() -> None:
+    check(judged(program_runs()))
