@@ -3,7 +3,8 @@
 import gc
 import os
 import signal
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Tests find models in the catalogue only, not on the hub or in the local hub cache.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HUB_CACHE"] = str(Path(__file__).parent / "no-hub-cache")
+
+IMPORTS = 20  # modules: objects of so many are worth a collection
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -58,9 +61,22 @@ def _garbage_collection() -> None:
 
     Automatic collections are as rare as in a command (`memcalc.startup`), regardless of earlier commands.
     """
+    _exclude_existing_objects()
+    gc.set_threshold(200_000, 50, 1000)
+
+
+@pytest.fixture(autouse=True)
+def _modules_are_no_garbage(_garbage_collection: None) -> Iterator[None]:
+    """Exclude the objects of modules that a test has imported: torch's and transformers' take half a second to search."""
+    before = len(sys.modules)
+    yield
+    if len(sys.modules) - before >= IMPORTS:
+        _exclude_existing_objects()
+
+
+def _exclude_existing_objects() -> None:
     gc.collect()
     gc.freeze()
-    gc.set_threshold(200_000, 50, 1000)
 
 
 @pytest.fixture

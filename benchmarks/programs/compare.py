@@ -110,20 +110,29 @@ def main() -> None:
     sys.exit(int(any(line.problem for lines in found.values() for line in lines if line.record["good"])))
 
 
-def sized(record: Mapping[str, Any], *, named: bool, more: Sequence[str] = ()) -> Line:
-    """The estimate of a recorded program, from its own file."""
+def sized(record: Mapping[str, Any], *, named: bool, more: Sequence[str] = (), replay: bool = True) -> Line:
+    """The estimate of a recorded program, from its own file.
+
+    Args:
+        record: the program.
+        named: whether the framework and its releases are given, too.
+        more: further overrides.
+        replay: whether the allocator is replayed; else reserved memory is 0 and there is no verdict.
+    """
     with tempfile.TemporaryDirectory() as folder:
         write_files(record, folder)
         try:
             result = estimate(
                 Path(folder, record["sized"]["file"]), *settings(record, named=named), *more, gpu=record["card"]
-            ).replayed
-            reserved = max(rank.reserved_bytes or 0 for rank in result.ranks)
+            )
+            result = result.replayed if replay else result
+            reserved = max(rank.reserved_bytes or 0 for rank in result.ranks) if replay else 0
         except (InputError, Unavailable) as error:
             return Line(record, problem=str(error))
     ledger, origin = result.headline.ledger, result.spec.origin
     assumed = tuple(map(assumption, origin.assumptions)) + origin.notes
-    return Line(record, ledger.peak_bytes, reserved, assumed, ledger.peak_phase, result.verdict)
+    verdict = result.verdict if replay else None
+    return Line(record, ledger.peak_bytes, reserved, assumed, ledger.peak_phase, verdict)
 
 
 def write_files(record: Mapping[str, Any], folder: str) -> None:

@@ -17,6 +17,7 @@ from memcalc.spec.spec import Spec
 from memcalc.stream.requests import Requests, replay
 from memcalc.verdict.recorded_errors import replay_errors
 from memcalc.verdict.run_types import kinds_of
+from tests.thinning import quick_covering, quick_every
 
 FILE = "benchmarks/recordings/generation/reserved-null-h100-80gb-torch-2.13.0.jsonl"
 LINES = (Path(__file__).parents[2] / FILE).read_text(encoding="utf-8").splitlines()
@@ -35,7 +36,12 @@ def generation(*fields: str, preset: str = "llama-3-8b", given: tuple[str, ...] 
 MODELLED = sorted(case for case in RECORDS if kinds_of(run_of(case))[0].endswith("modules of the family"))
 
 
-@pytest.mark.parametrize("case", [case for case in MODELLED if int(case.split("new_tokens=")[1].split()[0]) <= 64])
+@pytest.mark.parametrize(
+    "case",
+    quick_covering(
+        lambda case: case.split()[:1], [case for case in MODELLED if int(case.split("new_tokens=")[1].split()[0]) <= 64]
+    ),
+)
 def test_reserved_memory_of_recorded_runs(case: str) -> None:
     """Families with a modelled forward pass: within 0.7 %, with every request of each layer and token replayed."""
     found, record = simulate(run_of(case)), RECORDS[case]
@@ -66,7 +72,13 @@ INEXACT = (  # by no more than 4.6%, the rest of these presets' runs too
 )
 
 
-@pytest.mark.parametrize("record", OF_FAMILIES, ids=lambda record: record["case"])
+def settings_of(record: dict[str, Any]) -> list[str]:
+    """Return the words of a case but its sizes: the preset, the cache, the kernel, the dtype, the program ..."""
+    sizes = ("l=", "batch_size=", "prompt_length=", "new_tokens=")
+    return [word for word in record["case"].split() if not word.startswith(sizes)]
+
+
+@pytest.mark.parametrize("record", quick_covering(settings_of, OF_FAMILIES), ids=lambda record: record["case"])
 def test_reserved_memory_of_every_family(record: dict[str, Any]) -> None:
     """In few layers, with every cache, kernel, dtype and program: to the byte, but for some presets."""
     spec = run_of(record["case"])
@@ -84,7 +96,7 @@ LONG = [
 ]
 
 
-@pytest.mark.parametrize("record", LONG[::5], ids=lambda record: record["case"])
+@pytest.mark.parametrize("record", quick_every(2, LONG[::5]), ids=lambda record: record["case"])
 def test_reserved_memory_where_not_every_token_is_replayed(record: dict[str, Any]) -> None:
     """Of 21 recorded generations 13 are exact; the others reserve between 0.7% less and 1.2% more."""
     spec = run_of(record["case"])

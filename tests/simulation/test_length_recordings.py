@@ -13,7 +13,7 @@ RUNS = [
     # 3072 indices and fewer of an embedding need no workspace (ATen native/cuda/Embedding.cu): of 4 * 1024 tokens only
     # batches of 7/8 and more do.
     ("gpt2", ("b=4", "s=1024", "num_layers=2")),
-    ("llama-3.2-1b", ("b=3", "s=800", "lora.rank=8", "recompute=full", "gradient_accumulation_steps=3")),
+    ("llama-3.2-1b", ("b=3", "s=800", "l=4", "lora.rank=8", "recompute=full", "gradient_accumulation_steps=3")),
     ("gpt2", ("b=2", "s=512", "num_layers=3", "data_parallel=4", "zero_stage=3")),
     ("gpt2", ("b=2", "s=512", "num_layers=3", "data_parallel=2", "gradient_accumulation_steps=2")),
     ("gpt2", ("b=1", "s=64", "num_layers=2", "tensor_parallel=4", "recipe=amp")),
