@@ -1,6 +1,5 @@
 """The requests of the allocator replay are those of the trace on fake tensors, in the same order."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -86,15 +85,13 @@ EVERY = [(name, how) for name, facts in OPTIMIZERS.items() for how in facts.impl
 MODELS = [("gpt2", "huggingface", "pure"), ("llama", "plain", "amp")]
 
 
-def optimizers() -> Iterator[Any]:
-    """Yield every optimizer on both models; quick: the models in turn, without those that are slow."""
-    for at, optimizer in enumerate(each for each in EVERY if each[0] not in SLOW):
-        for turn, model in enumerate(MODELS):
-            yield pytest.param(*model, *optimizer, marks=() if at % 2 == turn else pytest.mark.long)
-    for optimizer in EVERY:
-        if optimizer[0] in SLOW:
-            for model in MODELS:
-                yield pytest.param(*model, *optimizer, marks=pytest.mark.long)
+def optimizers() -> list[Any]:
+    """Return every optimizer on both models; quick: one of the models in turn, without those that are slow."""
+    return [
+        pytest.param(*model, *each, marks=() if at % 2 == turn and each[0] not in SLOW else pytest.mark.long)
+        for at, each in enumerate(EVERY)
+        for turn, model in enumerate(MODELS)
+    ]
 
 
 @pytest.mark.parametrize(("family", "implementation", "recipe", "optimizer", "how"), optimizers())

@@ -213,7 +213,7 @@ BEYOND = {
 
 
 def claimed(family, seed):
-    """The recorded programs whose estimates are compared: those that ran, with whether allocated and reserved are."""
+    """Recorded programs that ran, each with whether its allocated and its reserved memory are compared."""
     for record in RECORDS.get(RECORDINGS / seed / f"{family}.jsonl", []):
         program = family, seed, record["number"]
         allocated = family in BARS and program not in BEYOND
