@@ -16,16 +16,26 @@ import memcalc
 from benchmarks.preset_histories import device
 from tools.request_order import BLOCK, replayed_requests
 
+# Each case in a fork of a process that has imported torch and transformers, and has not yet used the GPU.
 RECORD = """
-import json, sys, torch
+import json, os, sys, torch
 from benchmarks.preset_histories import Silent
 import memcalc
+from memcalc.step import huggingface
 from memcalc.step.loop import TrainingRun
-run = TrainingRun(memcalc.load(*sys.argv[2:], gpu=sys.argv[1]), torch.device("cuda", 0))
-torch.cuda.memory._record_memory_history("all", stacks="python")
-run.execute(3, Silent())
-trace = torch.cuda.memory._snapshot()["device_traces"][0]
-print(json.dumps([[e["action"], e["addr"], e["size"]] for e in trace]))
+def record(name, words):
+    run = TrainingRun(memcalc.load(*words, gpu=sys.argv[1]), torch.device("cuda", 0))
+    torch.cuda.memory._record_memory_history("all", stacks="python")
+    run.execute(3, Silent())
+    trace = torch.cuda.memory._snapshot()["device_traces"][0]
+    with open(f"{name}.json", "w") as file:
+        json.dump([[e["action"], e["addr"], e["size"]] for e in trace], file)
+for name, words in json.loads(sys.argv[2]).items():
+    child = os.fork()
+    if child == 0:
+        record(name, words)
+        os._exit(0)
+    os.waitpid(child, 0)
 """
 CARD = "a100-80gb"
 SMALL = ("implementation=huggingface", "recipe=fp32", "l=2", "V=3000", "s=256")
@@ -51,22 +61,30 @@ def requests_of(history: list[tuple[str, int, int]]) -> list[tuple[int, frozense
     return found
 
 
+@pytest.fixture(scope="module")
+def recorded(null_python: str, null_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of PyTorch's memory histories."""
+    folder = tmp_path_factory.mktemp("histories")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(null_cache))
+        done = subprocess.run(
+            [null_python, "-c", RECORD, CARD, json.dumps(CASES)],
+            env=os.environ | device(null_python),
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_requests_are_those_of_pytorch(case: str, dry_run_here: Path, null_python: str) -> None:
-    words = CASES[case]
-    spec = memcalc.load(*words, gpu=CARD)
+def test_requests_are_those_of_pytorch(case: str, recorded: Path) -> None:
+    spec = memcalc.load(*CASES[case], gpu=CARD)
     assert spec.training.attention == "math"
 
-    done = subprocess.run(
-        [null_python, "-c", RECORD, CARD, *words],
-        env=os.environ | device(null_python),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert done.returncode == 0, done.stderr
-    theirs = requests_of(json.loads(done.stdout.splitlines()[-1]))
+    theirs = requests_of(json.loads((recorded / f"{case}.json").read_text()))
     ours = [(request.size, request.freed) for request in replayed_requests(spec)]
     assert len(theirs) > 300
     assert ours == theirs
