@@ -23,7 +23,8 @@ MIB, GIB = 2**20, 2**30
 @pytest.fixture(scope="module")
 def ended(run_all: Callable[..., dict[str, Ended]]) -> dict[str, Ended]:
     """How each script that ends by itself, with exit code 0, ended."""
-    return run_all({"catches": CATCHES, "saves": SAVES, "engine": STEPS_OF_AN_ENGINE, "interrupted": INTERRUPTS})
+    scripts = {"catches": CATCHES, "saves": SAVES, "engine": STEPS_OF_AN_ENGINE, "interrupted": INTERRUPTS}
+    return run_all({**scripts, "full": FULL.format(anyway=False)})
 
 
 CATCHES = """
@@ -69,9 +70,9 @@ kept = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
 """
 
 
-def test_a_disk_that_is_full_when_the_process_ends(dry_run: Script) -> None:
+def test_a_disk_that_is_full_when_the_process_ends(ended: dict[str, Ended]) -> None:
     """There is room that was kept for its report."""
-    result = dry_run(FULL.format(anyway=False))
+    result = ended["full"].run
 
     assert (result.outcome, result.allocated_bytes, result.lost) == (DONE, GIB, 0)
 

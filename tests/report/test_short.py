@@ -26,7 +26,7 @@ def short(result: Result, width: int = 80) -> list[str]:
     return file.getvalue().splitlines()
 
 
-@pytest.mark.parametrize("name", quick_every(4, preset_names()))
+@pytest.mark.parametrize("name", quick_every(8, preset_names()))
 def test_thirty_lines_are_enough_for_every_preset_on_one_gpu(name: str) -> None:
     lines = short(memcalc.estimate(name, gpu="h100-80gb").replayed)
 

@@ -45,11 +45,11 @@ def _not_drawn(axes: Any) -> list[Any]:
     return found
 
 
-def overlapping(figure: Any) -> list[tuple[str, str]]:
+def overlapping(drawn: list[tuple[str, Any]]) -> list[tuple[str, str]]:
     """Return pairs of texts with boxes that overlap by more than a pixel."""
     return [
         (one, other)
-        for (one, a), (other, b) in combinations(texts(figure), 2)
+        for (one, a), (other, b) in combinations(drawn, 2)
         if min(a.x1, b.x1) - max(a.x0, b.x0) > 1 and min(a.y1, b.y1) - max(a.y0, b.y0) > 1
     ]
 
@@ -59,9 +59,10 @@ def test_nothing_overlaps_or_leaves_the_picture(name: str) -> None:
     found = answer(name)
     figure = bars_figure(fit_title(found, "GiB"), fit_blocks(found, "GiB"))
 
-    assert overlapping(figure) == []
+    drawn = texts(figure)
+    assert overlapping(drawn) == []
     width, height = figure.get_size_inches() * figure.dpi
-    for text, box in texts(figure):
+    for text, box in drawn:
         assert -1 <= box.x0 < box.x1 <= width + 1, text
         assert -1 <= box.y0 < box.y1 <= height + 1, text
 
@@ -70,7 +71,7 @@ def test_an_overlap_is_seen() -> None:
     figure = bars_figure("two titles", [])
     figure.text(0.01, 0.98, "over the first", va="top")
 
-    assert overlapping(figure) == [("two titles", "over the first")]
+    assert overlapping(texts(figure)) == [("two titles", "over the first")]
 
 
 @pytest.mark.parametrize("name", ["layouts", "changes", "cost"])
@@ -122,7 +123,7 @@ def test_plans_that_all_need_the_same_are_bars_with_the_cause(tmp_path: Path) ->
     memory, again = blocks[0].panels
     assert len({bar.parts[0].size for bar in memory.bars}) == 1
     assert [bar.caption for bar in again.bars[:3]] == ["0.0%", "0.0%", "93.5%"]
-    assert overlapping(bars_figure(title, blocks)) == []
+    assert overlapping(texts(bars_figure(title, blocks))) == []
     save_front(tmp_path / "plans.svg", planning)
     assert "No plan needs less" in (tmp_path / "plans.svg").read_text()
 
@@ -130,6 +131,6 @@ def test_plans_that_all_need_the_same_are_bars_with_the_cause(tmp_path: Path) ->
 def test_words_at_the_front_do_not_overlap() -> None:
     planning = memcalc.recompute("gpt2", "b=8", gpu="t4")
 
-    assert overlapping(front_figure(planning)) == []
+    assert overlapping(texts(front_figure(planning))) == []
     marks = [("a", 0.0, 10.0), ("b", 0.01, 10.1), ("c", 0.5, 100.0), ("d", 1.0, 0.0)]
     assert together(marks) == [(["a", "b"], 0.0, 10.0), (["c"], 0.5, 100.0), (["d"], 1.0, 0.0)]
