@@ -105,7 +105,7 @@ def test_a_configuration_of_another_framework(tmp_path: Path) -> None:
         memcalc.fit(path, *words, gpu="l4")
 
 
-@pytest.mark.parametrize("text", ["preset: llama-3-8b\ntraining: {implementation: huggingface}\n"])
+@pytest.mark.parametrize("text", ["preset: llama-3.2-1b\ntraining: {implementation: huggingface}\n"])
 def test_standard_input_is_read_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> None:
     import io
     import sys

@@ -21,7 +21,7 @@ RUN = ("llama-3.2-3b", "recipe=mixed-16")
 
 
 def test_costs_are_prices_times_gpus_times_seconds() -> None:
-    answer = memcalc.fit(*RUN, minimize="cost", prices=PRICES, gpus=8)
+    answer = memcalc.fit(*RUN, minimize="cost", prices=PRICES, gpus=4)
     first, second, last = answer.offers
 
     assert [offer.gpu.name for offer in answer.offers] == ["h100-80gb", "rtx-4090", "t4"]

@@ -15,6 +15,7 @@ from memcalc.simulation.simulated_run import simulate
 from memcalc.spec.spec import Spec
 
 LAYERS, HEADS, WIDTH, VOCABULARY = 4, 2, 64, 512  # of keys and values
+LONG = pytest.mark.long
 SMALL = (f"l={LAYERS}", "d=256", "h=4", f"num_key_value_heads={HEADS}", f"V={VOCABULARY}", "implementation=huggingface")
 
 
@@ -86,13 +87,14 @@ def test_longer_steps_change_no_generation(fields: tuple[str, ...]) -> None:
     assert abs(more) <= 2 * 20 * 2**20  # two segments
 
 
-@pytest.mark.parametrize("seed", ["development", pytest.param("held-out", marks=pytest.mark.long)])
-def test_recorded_programs_of_trl(seed: str) -> None:
+@pytest.mark.parametrize(
+    ("seed", "step"), [("development", 5), *(pytest.param(seed, 1, marks=LONG) for seed in ("development", "held-out"))]
+)
+def test_recorded_programs_of_trl(seed: str, step: int) -> None:
     """What their data decide (padding, ends of completions) is not in the file: up to 4.3% too high, none 2% too low."""
     records = [record for record in read_records(record_path("trl-grpo", seed)) if record["good"]]
-    lines = [sized(record, named=True) for record in records]
-
-    assert len(lines) == 8
+    assert len(records) == 8
+    lines = [sized(record, named=True) for record in records[::step]]
     for line in lines:
         assert -2 < line.allocated_error < 4.5
         assert line.reserved_error < 4.5
