@@ -12,12 +12,11 @@ from memcalc import api
 from memcalc.cells.cell import GridCell
 from memcalc.errors import Unavailable
 
-distributed = pytest.importorskip("distributed", reason="Dask is not installed: pip install distributed")
-
 
 @pytest.mark.long
 def test_a_worker_that_is_killed_loses_no_other_cell(tmp_path: Path) -> None:
     """Its cell is given to the other. The figures are those of processes on this machine."""
+    distributed = pytest.importorskip("distributed", reason="Dask is not installed: pip install distributed")
     pytest.importorskip("torch")
     killed: list[int] = []
     axes = {"b": [1, 2, 3, 4, 5, 6]}

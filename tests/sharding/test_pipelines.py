@@ -22,6 +22,7 @@ from memcalc.spec.loading import load
 from memcalc.spec.spec import Spec
 from memcalc.states.pipelining import received as of_engine
 from memcalc.verdict.judge import size
+from tests.thinning import quick_covering
 
 RECORDS = Path(__file__).parents[2] / "benchmarks" / "recordings" / "reserved"
 SMALL = (
@@ -98,7 +99,12 @@ def recorded() -> tuple[dict[str, Any], ...]:
     return tuple(json.loads(line) for path in paths for line in path.read_text().splitlines())
 
 
-@pytest.mark.parametrize("record", recorded(), ids=lambda record: record["case"][:60])
+def settings_of(record: dict[str, Any]) -> list[str]:
+    """The preset and the settings of a case but its sizes."""
+    return [word for word in record["case"].split() if not word.startswith(("num_layers=", "b=", "s=", "rank="))]
+
+
+@pytest.mark.parametrize("record", quick_covering(settings_of, recorded()), ids=lambda record: record["case"][:60])
 def test_recorded_stages(record: dict[str, Any]) -> None:
     spec = load(record["spec"], (), gpu=record["device"].partition(":")[2])
     rank = int(record["case"].partition(" rank=")[2] or 0)

@@ -11,6 +11,7 @@ from memcalc.layout.parameters import buffer_elements, count_parameters
 from memcalc.spec.model_families import files
 from memcalc.spec.model_families.conversion import known_families
 from tests.spec.small import SMALL, model_spec
+from tests.thinning import quick_covering
 
 OWN_NAMES = ("gpt", "gpt3")
 SMALL_MOE: dict[str, Any] = SMALL | {"num_experts_per_tok": 2, "num_key_value_heads": 2}
@@ -234,7 +235,13 @@ def meta_model(model_type: str, changes: dict[str, Any]) -> tuple[dict[str, obje
     return json.loads(json.dumps(config.to_dict())), model
 
 
-@pytest.mark.parametrize(("model_type", "changes"), VARIANTS)
+def traits_of(variant: tuple[str, dict[str, Any]]) -> list[str]:
+    """The family, and the fields that are not those of its small model."""
+    model_type, changes = variant
+    return [model_type, *(name for name, value in changes.items() if SMALL.get(name) != value)]
+
+
+@pytest.mark.parametrize(("model_type", "changes"), quick_covering(traits_of, VARIANTS, unpack=True))
 def test_parameters_and_buffers_equal_those_of_transformers(model_type: str, changes: dict[str, Any]) -> None:
     """The model built from a config.json has as many parameters, tied ones once, and buffers as we count."""
     config, model = meta_model(model_type, changes)
