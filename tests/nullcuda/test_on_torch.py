@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from memcalc.nullcuda import environment, run
+import memcalc
+from memcalc.nullcuda import run
 from memcalc.nullcuda.launcher import HOOK
 from memcalc.nullcuda.result import DONE
 from memcalc.spec.hardware.gpus import find_gpu
+from memcalc.spec.spec import Spec
 from tests.nullcuda.scripts import TWO_STEPS_OF_DDP, Script
 
 ROOT = Path(__file__).parents[2]
@@ -34,19 +36,8 @@ def test_nothing_of_nvidias_is_installed(null_python: str) -> None:
     assert [name for name in names if name.startswith(("nvidia", "cuda"))] in ([], ["nvidia-ml-py"])
 
 
-MEASURE = """
-import json, sys
-sys.path.insert(0, {root!r})
-from memcalc.measuring import measure
-from memcalc.spec.spec import Spec
-record = json.loads({record!r})
-measured = measure(Spec.model_validate_json(json.dumps(record["spec"])), "cuda", steps=3)
-print(json.dumps([[p.name, p.peak_allocated_bytes, p.peak_reserved_bytes] for p in measured.phases]))
-"""
-
-
 @pytest.mark.parametrize("card", [pytest.param("a100-80gb", marks=pytest.mark.long), "h100-80gb"])
-def test_recorded_runs_come_out_to_the_byte(card: str, dry_run_here: Path, null_python: str) -> None:
+def test_recorded_runs_come_out_to_the_byte(card: str, null_python: str) -> None:
     """GPT-2 until its first backward has ended: every phase's peaks, allocated and reserved.
 
     What the optimizer's tensors find free then depends on which of the step's tensors was freed first, and that may
@@ -55,19 +46,9 @@ def test_recorded_runs_come_out_to_the_byte(card: str, dry_run_here: Path, null_
     with (RECORDINGS / f"null-{card}-torch-2.13.0.jsonl").open() as file:
         record = json.loads(file.readline())
 
-    variables = os.environ | environment(card, pythons=[null_python])
-    variables["PYTHONPATH"] += os.pathsep + str(ROOT)  # for the process that it starts in turn
-
-    done = subprocess.run(
-        [null_python, "-c", MEASURE.format(root=str(ROOT), record=json.dumps(record))],
-        env=variables,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert done.returncode == 0, done.stderr
-    phases = json.loads(done.stdout.splitlines()[-1])
+    spec = Spec.model_validate_json(json.dumps(record["spec"]))
+    found = memcalc.measure(spec, device=f"null:{card}", python=null_python, steps=3)
+    phases = [[each.name, each.peak_allocated_bytes, each.peak_reserved_bytes] for each in found.phases]
     recorded = [[p["name"], p["peak_allocated_bytes"], p["peak_reserved_bytes"]] for p in record["phases"]]
     first_backward = [name for name, *_ in recorded].index("backward_1")
     assert phases[: first_backward + 1] == recorded[: first_backward + 1]
