@@ -38,7 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Try properties on a quarter of the examples if the long tests are omitted.
 
-    Of a table of cases such a run has every n-th one; the other cases are marked long (`tests.thinning.quick_every`).
+    Of a table of cases such a run has a sample; the other cases are marked long (`tests.thinning`).
     """
     if config.option.markexpr == "not long":
         os.environ.setdefault("MEMCALC_EXAMPLES", "0.25")

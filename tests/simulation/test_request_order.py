@@ -56,7 +56,7 @@ def equal(family: str, implementation: str, setting: str) -> None:
     assert difference is None, str(difference)
 
 
-@pytest.mark.parametrize("case", quick_every(2, QUICK), ids=", ".join)
+@pytest.mark.parametrize("case", quick_every(3, QUICK), ids=", ".join)
 def test_requests_are_the_traces(case: tuple[str, str, str]) -> None:
     pytest.importorskip("transformers")
     equal(*case)
