@@ -16,7 +16,7 @@ EXAMPLES, SNAPSHOTS = ROOT / "docs" / "examples", ROOT / "tests" / "snapshots" /
 SMALL = ["--set", "l=2", "--set", "d=64", "--set", "h=4", "--set", "V=128", "--set", "s=64"]
 
 COMMANDS = {
-    "everything that fits": ("fit", ["fit", "gpt2", *SMALL, "--gpu", "t4", "--gpus", "4"]),
+    "everything that fits": ("fit", ["fit", "gpt2", *SMALL, "--gpu", "t4", "--gpus", "2"]),
     "nothing fits as it is": ("fit", ["fit", "llama-3-8b", "--gpu", "t4", "--gpus", "1"]),
     "fewest cards": ("fit", ["fit", "gpt2", *SMALL, "--gpu", "t4", "--minimize", "gpus"]),
     "smallest card": ("fit", ["fit", "gpt2", *SMALL, "--gpu", "t4", "--minimize", "gpu_kind"]),

@@ -111,7 +111,9 @@ def test_strong_rows_beyond_the_first_are_omitted_too() -> None:
     assert table["strong"] == [0]
 
 
-@pytest.mark.parametrize(("runs", "comfortable"), [(1, 0), (30, 30), (300, 100), pytest.param(5000, 4000, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("runs", "comfortable"), [(1, 0), (30, 30), (300, 100), pytest.param(5000, 4000, marks=pytest.mark.long)]
+)
 def test_a_report_is_never_larger(tmp_path: Path, runs: int, comfortable: int) -> None:
     path = tmp_path / "report.html"
     write_report(path, checked(runs, comfortable, points=60 if runs > 300 else 600))

@@ -43,7 +43,7 @@ def test_estimate_reads_the_file_of_each_program(name, number, replay):
     """The quick tests have no replay where a recorded program of the family has one."""
     program = FAMILIES[name].program("development", number)
     record = {**described(program), "number": number, "versions": {}, "ranks": []}
-    line = sized(record, named=False, replay=replay or name not in {**BARS, **RESERVED})
+    line = sized(record, named=False, replay=replay or name not in CLAIMED)
     assert not line.problem
     assert line.allocated > 0
     assert all(find_shipped(model) is not None for model in program.models)
@@ -212,6 +212,9 @@ BEYOND = {
 }
 
 
+CLAIMED = list(dict.fromkeys([*BARS, *RESERVED]))
+
+
 def claimed(family, seed):
     """Recorded programs that ran, each with whether its allocated and its reserved memory are compared."""
     for record in RECORDS.get(RECORDINGS / seed / f"{family}.jsonl", []):
@@ -222,7 +225,7 @@ def claimed(family, seed):
             yield record, allocated, reserved
 
 
-@pytest.mark.parametrize("family", {**BARS, **RESERVED})
+@pytest.mark.parametrize("family", CLAIMED)
 @pytest.mark.parametrize(("seed", "every"), PROGRAMS)
 def test_estimates_are_those_of_the_dry_runs(family, seed, every):
     """Of the last program that was drawn, which the quick tests size, or of all."""
