@@ -79,9 +79,10 @@ def test_the_whole_file_is_read(name: str, tmp_path: Path) -> None:
     assert FORMATS[name].read(path).code in (0, 1)
 
 
+@pytest.mark.parametrize("mutations", [1, pytest.param(3, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_few_damaged_files(name: str, tmp_path: Path) -> None:
-    assert complaints(name, 1, 3, tmp_path) == []
+def test_a_few_damaged_files(name: str, mutations: int, tmp_path: Path) -> None:
+    assert complaints(name, 1, mutations, tmp_path) == []
 
 
 @pytest.mark.long

@@ -178,8 +178,9 @@ def run(seed: int, samples: int, folder: Path) -> list[str]:
     return complaints
 
 
-def test_some_files(tmp_path: Path) -> None:
-    assert run(1, 30, tmp_path) == []
+@pytest.mark.parametrize("samples", [10, pytest.param(30, marks=pytest.mark.long)])
+def test_some_files(samples: int, tmp_path: Path) -> None:
+    assert run(1, samples, tmp_path) == []
 
 
 @pytest.mark.long
