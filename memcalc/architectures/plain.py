@@ -29,6 +29,8 @@ class PlainBlock:
         self.experts = experts
         self.weights: tuple[Tensor, ...] = ()  # attention weights, which transformers' modules return
         self.tape = Tape()
+        if structure.saving.reentrant:
+            self.tape.checkpoints.stops_early, self.tape.checkpoints.reentrant = False, True
         self.ops = Operators(self.tape, structure.dtypes, structure.linears)
         self.split = TensorParallelOps(self.ops, structure)
         self.axis = structure.sharding.axis

@@ -26,14 +26,19 @@ def plain_embedding(c: BlockStructure) -> tuple[Tape, Tensor]:
         x = split_embedding(ops, c, width)
     else:
         view = c.head_gradient_is_a_view
-        x = ops.embedding("embed_tokens", (vocabulary, width), ("b", stream), tied=c.embedding.tied, view=view)
+        tied, copied = c.embedding.tied, c.embedding.places_each  # the ids that forward reads are copies
+        x = ops.embedding("embed_tokens", (vocabulary, width), ("b", stream), tied=tied, counts=copied, view=view)
     if c.embedding.separate_size:
         x = ops.linear(x, "project_in", ("d", "d_e"), ("b", stream, "d"), bias=False)
-    if c.position.kind == "learned":
+    if c.position.kind == "learned" and c.embedding.places_each:
+        positions = ops.embedding("embed_positions", (c.position.table, "d"), ("b", stream), counts=True)
+        x = ops.add(x, positions, "embedding sum")
+    elif c.position.kind == "learned":
         positions = ops.embedding("embed_positions", (c.position.table, "d"), (stream,), counts=True)
         x = ops.broadcast_add(x, positions, "embedding sum")
     if c.embedding.norm:
         x = norm(ops, c.norm, x, "embed_norm")
+    x = ops.dropout(x, "embedding dropout", c.embedding.dropout)
     shared_tables(tape, c)
     return tape, x
 

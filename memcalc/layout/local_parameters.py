@@ -7,7 +7,7 @@ from stage 1, gradients from stage 2, weights at stage 3. Shards are rounded up,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
@@ -47,6 +47,8 @@ class LocalParameter(NamedTuple):
         trains: whether it gets a gradient.
         gradient: axes of its gradient, where autograd makes it larger than the parameter.
         beside: whether engines leave it whole on every rank: a property of a parameter, or a parameter they ignore.
+        unused: whether no forward reads it, so that it gets no gradient although an optimizer has it.
+        replica: whether another pipeline stage has it, too, and counts it in norms.
     """
 
     module: str
@@ -58,6 +60,8 @@ class LocalParameter(NamedTuple):
     trains: bool = True
     gradient: tuple[Axis, ...] = ()
     beside: bool = False
+    unused: bool = False
+    replica: bool = False
 
     @property
     def routed(self) -> bool:
@@ -148,6 +152,7 @@ def stage_parameters(spec: Spec, stage: Stage) -> LocalParameters:
             table_gradient_is_unsharded(spec),
         ),
         pipeline=spec.parallelism.pipeline_parallel > 1,
+        ties_module=spec.parallelism.has_pipeline_engine,
         stage=_alike(spec.model, stage),
         adapters=adapters_of(spec),
         apart=keeps_qkv_apart(spec),
@@ -172,6 +177,7 @@ def _stage_parameters(
     implementation: str,
     split: Split,
     pipeline: bool,
+    ties_module: bool,
     stage: Stage,
     adapters: Adapters | None,
     apart: bool,
@@ -201,7 +207,10 @@ def _stage_parameters(
         # Tied embeddings are stored on the first and the last stage (Megatron-LM, arXiv 1909.08053).
         width = ("d_e", model.embedding_size) if model.embedding_size != model.hidden_size else ("d", model.hidden_size)
         tied = Parameter("lm_head", "weight", (("V", model.vocab_size), width), 1, "head", "vocab")
-        rows.append(LocalParameter(tied.module, tied.tensor, _split(tied, split, shares), 1, "head"))
+        axes = _split(tied, split, shares)
+        rows.append(LocalParameter(tied.module, tied.tensor, axes, 1, "head", replica=ties_module))
+        if ties_module:
+            rows += _beside_tied(table)
     if adapters is not None:
         from memcalc.layout.peft_parameters import with_adapters  # imports Parameters from this module
 
@@ -209,6 +218,18 @@ def _stage_parameters(
     if implementation == "huggingface" and model.architecture in TRANSPOSED:
         rows = [_transposed(row) for row in rows]
     return LocalParameters(rows)
+
+
+def _beside_tied(table: Iterable[Parameter]) -> Iterator[LocalParameter]:
+    """Yield the position embedding in the module with a tied LM head, which no forward reads there.
+
+    Source: gpt_model.py of bigscience-workshop/Megatron-DeepSpeed and gpt2_model.py of EleutherAI/gpt-neox:
+    TiedLayerSpec of EmbeddingPipe. The first stage counts it in norms (DeepSpeed 0.19 runtime/pipe/module.py,
+    _index_tied_modules).
+    """
+    for row in table:
+        if row.module == "embed_positions":
+            yield LocalParameter(row.module, row.tensor, row.shape, 1, "head", unused=True, replica=True)
 
 
 def _transposed(row: LocalParameter) -> LocalParameter:

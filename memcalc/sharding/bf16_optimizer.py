@@ -42,6 +42,8 @@ class BF16Optimizer(Engine):
         self.summed = DTYPE_BYTES[options.gradients or "fp32"]
         self.members = parameter_groups(trained, range(len(trained)), options.zero)
         self.elements = [trained[position].elements for each in self.members for position in each]
+        self.arriving = [trained[at].elements for each in self.members for at in each if not trained[at].unused]
+        self.normed = [trained[at].elements for each in self.members for at in each if not trained[at].replica]
         ranks = options.data_parallel
         self.groups = [flat_group((trained[position] for position in each), ranks) for each in self.members]
         self.stepping: list[int] = []  # storages of gradients that the step frees
@@ -76,7 +78,7 @@ class BF16Optimizer(Engine):
     def after_backward(self, unit: int, gradients: Sequence[Gradient]) -> list[int]:
         """Cast each gradient to add it to its sum when backward has ended. Source: _update_hp_grad."""
         if unit == ROOT and self.summed != COMMUNICATED:
-            for elements in self.elements:
+            for elements in self.arriving:
                 self.requests.drop((self.requests.take(self.summed * elements, 0, self.cast),))
         return super().after_backward(unit, gradients)
 
@@ -99,7 +101,7 @@ class BF16Optimizer(Engine):
         """
         take, drop = self.requests.take, self.requests.drop
         norms: list[int] = []
-        for elements in self.elements:
+        for elements in self.normed:
             norms.append(take(FLOAT, 0, Component.TEMPORARIES))
             what = ReductionShape(1, elements, contiguous=True, inner=1)
             drop((self.requests.play(reduction(what, self.options.card), Component.TEMPORARIES),))

@@ -22,7 +22,7 @@ from memcalc.sharding.zero12 import ZeRO12
 from memcalc.sharding.zero12_offload import ZeRO12Offload
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.programs import is_before
-from memcalc.spec.recompute_plan import Segment
+from memcalc.spec.recompute_plan import Segment, has_segments
 from memcalc.spec.scoring import scores_itself
 from memcalc.spec.spec import Spec
 from memcalc.spec.training import TOKENWISE
@@ -174,11 +174,13 @@ def _wrappers(spec: Spec) -> int:
 def lacks(spec: Spec, plan: Segment) -> Iterator[str]:
     """Yield the properties of a DeepSpeed run for which the order of requests is not modelled."""
     training, parallelism, options = spec.training, spec.parallelism, state_options(spec)
-    whole = options.zero_stage == 3
+    whole, stages = options.zero_stage == 3, parallelism.pipeline_parallel
     own = "" if training.dtype == "fp32" else " (its own is mixed-16)"
     nested = any(not isinstance(part, int) for item in plan if not isinstance(item, int) for part in item)
     reasons = {
-        "DeepSpeed with tensor or pipeline parallelism": parallelism.ranks != parallelism.data_parallel,
+        "DeepSpeed with tensor or context parallelism": parallelism.ranks != parallelism.data_parallel * stages,
+        "DeepSpeed's stages outside of its pipeline engine": stages > 1 and not parallelism.has_pipeline_engine,
+        **dict.fromkeys(_pipeline_lacks(spec) if parallelism.has_pipeline_engine else (), True),
         "hierarchical sharding": parallelism.shards != parallelism.data_parallel,
         f"DeepSpeed and recipe {training.recipe} in {training.dtype}{own}": not _is_recipe_known(spec),
         f"DeepSpeed and optimizer {training.optimizer}": training.optimizer not in COMPARED,
@@ -205,6 +207,28 @@ def lacks(spec: Spec, plan: Segment) -> Iterator[str]:
     yield from (reason for reason, is_so in reasons.items() if is_so)
     if whole and training.implementation == "huggingface":
         yield from _unknown_modules(spec.model, adapted=training.lora is not None)
+
+
+def _pipeline_lacks(spec: Spec) -> Iterator[str]:
+    """Yield the properties of a run of DeepSpeed's pipeline engine for which the order of requests is not modelled."""
+    training, parallelism, model, options = spec.training, spec.parallelism, spec.model, state_options(spec)
+    reasons = {
+        "masks that stages pass on": parallelism.pipeline_tensors not in (None, "hidden-states"),
+        "modules that are not the reference decoder's": training.implementation != "plain",
+        "states in host memory": options.host.offloads,
+        "no ZeRO": options.zero_stage == 0,
+        "adapters": training.lora is not None,
+        "experts": model.moe is not None,
+        "offloaded activations": training.offload_activations != "none",
+        "evaluation": training.evaluation_batch_size is not None,
+        "generated completions": training.completion_length is not None,
+        "a reference model": training.reference_model,
+        f"a loss that is {training.loss}": training.loss != "materialized",
+        "layers in one checkpoint segment": has_segments(training.recompute),
+        "recomputed parts of layers": training.recompute == "selective",
+        "an emptied cache": training.empty_cache_steps is not None,
+    }
+    yield from (f"DeepSpeed's pipeline engine and {reason}" for reason, is_so in reasons.items() if is_so)
 
 
 def _is_recipe_known(spec: Spec) -> bool:

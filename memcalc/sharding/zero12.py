@@ -128,14 +128,19 @@ class FlatGroup(NamedTuple):
         return touched(self.begins, self.partition) if self.partition else 0
 
     @property
+    def places(self) -> list[int]:
+        """The places of the parameters that overlap the rank's partition."""
+        own, ends = self.partition, enumerate(zip(self.begins, self.begins[1:], strict=False))
+        return [at for at, (begin, end) in ends if begin < own.stop and own.start < end]
+
+    @property
     def pieces(self) -> list[int]:
         """Elements of each parameter in the rank's partition."""
-        own = self.partition
-        return [
-            min(end, own.stop) - max(begin, own.start)
-            for begin, end in zip(self.begins, self.begins[1:], strict=False)
-            if begin < own.stop and own.start < end
-        ]
+        return [self.piece(at) for at in self.places]
+
+    def piece(self, at: int) -> int:
+        """Return the elements of the parameter at a place that are in the rank's partition."""
+        return min(self.begins[at + 1], self.partition.stop) - max(self.begins[at], self.partition.start)
 
 
 def flat_group(parameters: Iterable[LocalParameter], ranks: int) -> FlatGroup:
@@ -224,16 +229,20 @@ class ZeRO12(Engine):
         """Record the bucket and all gradients: stage 1 reduces them after the last micro-batch."""
         if not self.keeps_gradients:
             return []
-        self.order = [*reversed(range(len(self.trained)))]
+        self.order = self._arriving()
         sizes = [self.bucket_size] * self.buckets + [self.trained[position].elements for position in self.order]
         return [self.requests.take(size * self.dtype_bytes, 0, Component.GRADIENTS) for size in sizes]
+
+    def _arriving(self) -> list[int]:
+        """Return the positions of the parameters that get a gradient, in the order of backward."""
+        return [position for position in reversed(range(len(self.trained))) if not self.trained[position].unused]
 
     def _one_by_one(self, storages: Sequence[int]) -> list[int]:
         """Return all gradients of the stage in place of those that stand for the gradients of several layers."""
         for storage, rounds in zip(storages, self.ready_rounds, strict=True):
             with self.requests.repeat(rounds):
                 self.requests.drop((storage,))
-        self.order = [*reversed(range(len(self.trained)))]
+        self.order = self._arriving()
         sizes = (self.trained[position].elements * self.dtype_bytes for position in self.order)
         return [self.requests.take(size, 0, self.labels.whole) for size in sizes]
 
@@ -304,9 +313,16 @@ class ZeRO12(Engine):
         ):
             self._into_bucket(position, storage)
         self._reduce()
-        own = self._own_gradients()
+        own = [*self._own_gradients(), *self._unused_gradients()]
         self._drop_bucket()
         return own
+
+    def _unused_gradients(self) -> list[int]:
+        """Allocate zeros for parameters of the rank's partition without a gradient. Source: get_all_grad_tensors."""
+        groups = zip(self.groups, self.members, strict=True)
+        own = (self.trained[members[at]] for group, members in groups for at in group.places)
+        sizes = (parameter.elements * self.dtype_bytes for parameter in own if parameter.unused)
+        return [self.requests.take(size, 0, self.labels.own) for size in sizes]
 
     def _own_gradients(self) -> list[int]:
         """Return the gradients of the rank's partition, which stay until the step."""
@@ -383,8 +399,9 @@ class ZeRO12(Engine):
 
     def before_step(self, gradients: list[int]) -> None:
         """Compute the norm of the rank's gradients. Source: step, scaled_global_norm."""
-        for group in self.groups:
-            norms(self.requests, group.pieces, self.choice)
+        for group, members in zip(self.groups, self.members, strict=True):
+            counted = [group.piece(at) for at in group.places if not self.trained[members[at]].replica]
+            norms(self.requests, counted, self.choice)
         self.stepping = gradients
 
     def before_update(self, number: int) -> None:

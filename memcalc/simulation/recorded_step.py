@@ -28,7 +28,7 @@ from memcalc.spec.recompute_plan import Segment, has_segments
 from memcalc.spec.scoring import scores_itself
 from memcalc.spec.spec import Spec
 from memcalc.states.gradient_policy import gradient_policy
-from memcalc.states.pipelining import drains
+from memcalc.states.pipelining import drains, keeps_passed_on
 from memcalc.states.state_options import state_options
 from memcalc.stream.peaks import IntervalPeak, SizelessStream, StorageKind, live_at, peaks
 from memcalc.stream.requests import EngineTensor, TensorLabel
@@ -79,6 +79,8 @@ def _key(spec: Spec, chunk: Stage, layers: Layers, *, exist: bool) -> Hashable:
         (chunk.has_embedding, chunk.has_head),
         tuple(gradient_policy(spec, exist=exist, sharded=sharded) for sharded in (False, True)),
         exist,
+        keeps_passed_on(spec),
+        spec.parallelism.has_pipeline_engine,
         scores_itself(spec),
         (
             options,

@@ -90,6 +90,10 @@ def delayed_requests(spec: Spec, rank: int | None = None, lengths: tuple[int, ..
 def _recorded(spec: Spec, stage: Stage, rank: int | None, lengths: tuple[int, ...]) -> Requests:
     if spec.inference is not None:
         return GenerationRequests(spec, Requests()).record()
+    if spec.parallelism.has_pipeline_engine:
+        from memcalc.simulation.deepspeed_pipeline import DeepSpeedPipeline  # it extends SimulatedRun
+
+        return DeepSpeedPipeline(spec, Requests(), stage, rank).play()
     if spec.parallelism.pipeline_parallel == 1:
         from memcalc.simulation.length_recordings import can_share, length_recordings  # they record a SimulatedRun
 
@@ -524,7 +528,6 @@ def unsupported_reason(spec: Spec) -> str:
     reasons = {
         "a teacher under DeepSpeed": options.engine == "deepspeed" and spec.training.teacher is not None,
         "a vision tower that trains": tower_trains(spec.model, spec.training),
-        "DeepSpeed's pipeline engine": spec.parallelism.has_pipeline_engine,
         **dict.fromkeys(megatron_lacks(spec, plan_of(spec)) if options.engine == "megatron" else (), True),
         "weights alone in host memory under DeepSpeed": options.engine == "deepspeed"
         and options.host.has_weights
@@ -550,7 +553,7 @@ def _reasons_of_ranks(spec: Spec, options: StateOptions) -> dict[str, bool]:
     its_name = parallelism.engine.upper()
     deepspeed = parallelism.engine == "deepspeed"
     return {
-        **(dict.fromkeys(pipeline_lacks(spec), True) if parallelism.pipeline_parallel > 1 else {}),
+        **dict.fromkeys(pipeline_lacks(spec) if parallelism.pipeline_parallel > 1 and not deepspeed else (), True),
         "an emptied cache in a pipeline": parallelism.pipeline_parallel > 1 and training.empty_cache_steps is not None,
         "context parallelism by an all-to-all": parallelism.context_parallel > 1 and not has_ring_attention(spec),
         "expert parallelism": parallelism.expert_parallel > 1

@@ -29,7 +29,7 @@ from memcalc.spec.recompute_plan import leaves
 from memcalc.spec.scoring import scored_by_reference, scores_itself
 from memcalc.spec.spec import Spec
 from memcalc.states.optimizers.parameter_order import in_order
-from memcalc.states.pipelining import drains
+from memcalc.states.pipelining import drains, keeps_passed_on
 from memcalc.states.state_options import state_options
 from memcalc.stream.peaks import SizelessStream
 from memcalc.stream.requests import NamedRounds, Requests
@@ -122,6 +122,7 @@ class StepRecorder:
         self.requests = Requests()
         self.blocks: list[SizedBlock] = []
         self.spec, self.chunk, self.workspace, self.rank = spec, chunk, workspace, rank
+        self.keeps_passed_on = keeps_passed_on(spec)
 
     def step(self, *, exist: bool, after_forward: bool = True) -> RecordedStream:
         """Record forward, loss and backward.
@@ -142,9 +143,14 @@ class StepRecorder:
         self.requests.begin("forward")
         walk.engine.prepare()
         walk.engine.begin(have_gradients=exist, last=True)
+        passed_on: list[int] = []  # what the pipeline buffers of DeepSpeed's engine reference
+        if self.keeps_passed_on and not self.chunk.has_embedding:
+            passed_on.append(self._received(walk))  # forward reads a copy
         walk.forward(self._received(walk))
-        if not self.chunk.has_head:
+        if not self.chunk.has_head and not self.keeps_passed_on:
             self.requests.drop([walk.output])  # sent; the receive buffers are counted as persistent memory
+        elif not self.chunk.has_head:
+            passed_on.append(walk.output)
         self.requests.begin("loss")
         of_frozen, kept = range(0), list[int]()
         if self.chunk.has_head:
@@ -163,6 +169,8 @@ class StepRecorder:
             if uses_pipelining(self.spec):  # DeepSpeed's pipeline buffers reference the logits
                 walk.release()
             self._free(in_flight)
+            if not self.chunk.has_head:  # otherwise the graph of the logits references the input
+                self.requests.drop(passed_on)
             walk.engine.reduce_gradients()
         walk.engine.after_last_backward(gradients)
         self.requests.drop(kept)
@@ -288,6 +296,18 @@ class StepRecorder:
                 number = walk.parts.block_of(next(leaves(item)), again=not isinstance(item, int))
                 rounds = NamedRounds(1, ("layers in flight", index))
                 yield self._hold(walk, number, self.blocks[number].program.kept, rounds)
+        if self.keeps_passed_on:
+            for number, storage in self._passed_on(walk):
+                yield self._hold(walk, number, (storage,), NamedRounds(1, "in_flight"))
+
+    def _passed_on(self, walk: ForwardBackward) -> Iterator[tuple[int, int]]:
+        """Yield the block and the storage of what the stage receives, and of what it sends."""
+        if not self.chunk.has_embedding:
+            yield walk.parts.entry
+        if not self.chunk.has_head and walk.plan:
+            last = walk.plan[-1]
+            number = walk.parts.block_of([*leaves(last)][-1], again=not isinstance(last, int))
+            yield number, self.blocks[number].program.output
 
     def _hold(self, walk: ForwardBackward, number: int, storages: Sequence[int], rounds: NamedRounds) -> HeldInLoop:
         with self.requests.repeat(rounds):
@@ -299,11 +319,13 @@ class StepRecorder:
                 self.requests.drop(storages)
 
     def _received_gradient(self, walk: ForwardBackward) -> int:
-        """Allocate the gradient of a stage's output where Megatron-LM references it until backward has ended.
+        """Allocate the gradient of a stage's output where it is referenced until backward has ended.
 
-        Source: Megatron-LM core_r0.14 core/pipeline_parallel/schedules.py, backward_step(output_tensor_grad).
+        Source: Megatron-LM core_r0.14 core/pipeline_parallel/schedules.py, backward_step(output_tensor_grad); DeepSpeed
+        0.19 runtime/pipe/engine.py, _exec_recv_grads.
         """
-        if self.chunk.has_head or self.spec.training.implementation != "megatron":
+        refers = self.spec.training.implementation == "megatron" or self.spec.parallelism.has_pipeline_engine
+        if self.chunk.has_head or not refers:
             return -1
         number = walk.layers[self.chunk.stop - 1].number
         start = self.blocks[number].program.backward[0].storage

@@ -25,7 +25,7 @@ from memcalc.spec.spec import Spec
 from memcalc.states.flat_states import flat_states
 from memcalc.states.optimizer_step import optimizer_step_rows, sub_group_of
 from memcalc.states.optimizers.optimizer_states import optimizer_states
-from memcalc.states.parameter_copies import UNSHARDED, copy_row
+from memcalc.states.parameter_copies import UNSHARDED, Role, copy_row
 from memcalc.states.recipe_copies import PASSES, is_on_host, kept_copies
 from memcalc.states.state_options import StateOptions, groups, state_options
 from memcalc.states.state_remainders import state_remainders
@@ -170,7 +170,8 @@ def _items_of(model: _Model) -> tuple[list[RowDraft], Mapping[int, int]]:
         items += [copy_row(copy, part, UNSHARDED) for copy in at_once if part is not None]
         for copy in copies:
             spread = own.spread(copy.sharded_from_stage)
-            items += [copy_row(copy, held, spread) for held in stored]
+            made = [held for held in stored if not (held.unused and copy.role is Role.GRADIENTS)]
+            items += [copy_row(copy, held, spread) for held in made]
         stays = trains and not own.host.offloads
         states = []
         if stays:

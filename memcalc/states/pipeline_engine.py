@@ -12,16 +12,17 @@ from math import prod
 from typing import NamedTuple
 
 from memcalc.allocator.pytorch.block_sizes import rounded
+from memcalc.architectures.structure import block_structure
 from memcalc.layout.stages import Stage
 from memcalc.ledger.component import Component
 from memcalc.ledger.row_drafts import RowDraft, from_phase, mask_of
-from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
+from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.spec import Spec
 from memcalc.states.pipelining import BACKWARD, PASSES, passed_on
-from memcalc.states.state_options import state_options
 
 FORWARD = mask_of("forward_1", "forward_2")
 STEPS = from_phase("forward_1")
+CURRENT = PASSES & ~FORWARD  # the passes in which a pipeline buffer has the logits of the current micro-batch
 SOURCE = "DeepSpeed 0.19 runtime/pipe/engine.py:"
 BUFFERS = 2  # the least number of pipeline buffers of a stage: runtime/pipe/schedule.py, num_pipe_buffers
 MASK, SENT_MASK = "bool", "fp16"  # dtypes of an attention mask, and of one that is sent
@@ -50,11 +51,10 @@ class _Kept(NamedTuple):
 
 
 def kept_between_passes(spec: Spec, stage: Stage) -> Iterator[RowDraft]:
-    """Yield the receive buffers of a stage, its logits of earlier micro-batches, and unused tied parameters."""
+    """Yield the receive buffers of a stage, and its logits of earlier micro-batches."""
     yield from _rows(_buffers(spec, stage))
     yield from _rows(_earlier_inputs(spec, stage))
     yield from _logits(spec, stage)
-    yield from _unused_positions(spec, stage)
 
 
 def kept_in_flight(spec: Spec, stage: Stage, in_flight: int) -> Iterator[RowDraft]:
@@ -69,35 +69,38 @@ def kept_in_flight(spec: Spec, stage: Stage, in_flight: int) -> Iterator[RowDraf
 
 
 def _buffers(spec: Spec, stage: Stage) -> Iterator[_Kept]:
-    """Yield the buffers of one received activation and one received gradient, which stay allocated."""
+    """Yield the buffers of one received activation and one received gradient, which stay allocated.
+
+    A stage that receives both has one buffer for them (_allocate_or_extend_buffers). In backward, blocks count the
+    received gradient as that of their output.
+    """
     (shape, formula), dtype = _part(spec), spec.training.dtype
     if not stage.has_embedding:
-        yield _Kept("activation received", 1, shape, dtype, STEPS, formula, "_exec_recv_activations")
+        mask = STEPS if stage.has_head else STEPS & ~BACKWARD
+        yield _Kept("activation received", 1, shape, dtype, mask, formula, "_exec_recv_activations")
         if _passes_mask(spec):
             bytes_of = f"2·{_mask_formula(spec)}"
             yield _Kept("mask received", 1, _mask_shape(spec), SENT_MASK, STEPS, bytes_of, "_exec_recv_activations")
-    if not stage.has_head:
-        yield _Kept("gradient received", 1, shape, dtype, STEPS & ~FORWARD | BACKWARD, formula, "_exec_recv_grads")
+    if stage.has_embedding and not stage.has_head:
+        mask = STEPS & ~mask_of("forward_1") & ~BACKWARD
+        yield _Kept("gradient received", 1, shape, dtype, mask, formula, "_exec_recv_grads")
 
 
 def _in_flight(spec: Spec, stage: Stage, in_flight: int) -> Iterator[_Kept]:
     training, whole, (part, formula) = spec.training, passed_on(spec), _part(spec)
     splits = spec.parallelism.tensor_parallel > 1
+    written = block_structure(spec).embedding.places_each  # EmbeddingPipe is on the tape
     tokens = training.sequences, training.row_length
-    if not stage.has_embedding and not splits:  # forward reads a copy; otherwise it reads what is gathered
-        source = "_exec_forward_pass, clone"
-        yield _Kept("activations received", in_flight, part, training.dtype, PASSES, formula, source)
-    if not stage.has_head:
+    if not stage.has_head and splits:  # otherwise they are in the recorded passes: memcalc/simulation/step_recorder.py
         source = "_exec_forward_pass, outputs"
         yield _Kept("activations sent", in_flight, part, training.dtype, PASSES, formula, source)
-    if not stage.has_head and splits:
         name, source = "output and its gradient, gathered", "_exec_backward_pass, PartitionedTensor.full"
         yield _Kept(name, 2, whole.shape, whole.dtype, BACKWARD, whole.formula, source)
-    if stage.has_embedding and training.dropout:
+    if stage.has_embedding and training.dropout and not written:
         name, source = "mask of the embedding's dropout", "EmbeddingPipe of Megatron-DeepSpeed and GPT-NeoX"
         yield _Kept(name, in_flight, (*tokens, spec.model.hidden_size), MASK, PASSES, "b·s·d", source)
     if stage.has_embedding:
-        copies = 4 * in_flight  # token and position ids, and the copies that forward reads
+        copies = (2 if written else 4) * in_flight  # token and position ids, and the copies that forward reads
         yield _Kept("token and position ids", copies, tokens, "int64", PASSES, "8·b·s", "_exec_load_micro_batch")
     if _passes_mask(spec):
         source, formula, shape = "_exec_forward_pass, clone", _mask_formula(spec), _mask_shape(spec)
@@ -110,9 +113,9 @@ def _earlier_inputs(spec: Spec, stage: Stage) -> Iterator[_Kept]:
     if stage.has_embedding or not stage.has_head:
         return
     whole, buffers = passed_on(spec), min(BUFFERS, spec.training.gradient_accumulation_steps)
-    name, source = "inputs of earlier micro-batches, and gradients", "_exec_backward_pass, outputs"
-    yield _Kept(name, 2 * buffers, whole.shape, whole.dtype, STEPS & ~PASSES, whole.formula, source)
-    yield _Kept(name, 2 * (buffers - 1), whole.shape, whole.dtype, PASSES, whole.formula, source)
+    name, source, current = "inputs of earlier micro-batches, and gradients", "_exec_backward_pass, outputs", CURRENT
+    yield _Kept(name, 2 * buffers, whole.shape, whole.dtype, STEPS & ~current, whole.formula, source)
+    yield _Kept(name, 2 * (buffers - 1), whole.shape, whole.dtype, current, whole.formula, source)
 
 
 def _logits(spec: Spec, stage: Stage) -> Iterator[RowDraft]:
@@ -128,43 +131,13 @@ def _logits(spec: Spec, stage: Stage) -> Iterator[RowDraft]:
     shape = (training.sequences, training.row_length, _vocabulary(spec))
     formula = f"{DTYPE_BYTES[dtype]}·b·s·V{split}"
     buffers = min(BUFFERS, training.gradient_accumulation_steps)
-    current = PASSES & ~FORWARD
+    current = CURRENT
     name, source = "logits of earlier micro-batches", "_exec_backward_pass"
     kept = (
         _Kept(name, buffers, shape, dtype, STEPS & ~current, formula, source),
         _Kept(name, buffers - 1, shape, dtype, current, formula, source),
     )
     yield from (row._replace(component=Component.LOGITS_AND_LOSS, module="head") for row in _rows(kept))
-
-
-def _unused_positions(spec: Spec, stage: Stage) -> Iterator[RowDraft]:
-    """Yield the position embedding of the last stage, which is in the module with the tied weight and is not used.
-
-    Source: gpt_model.py of bigscience-workshop/Megatron-DeepSpeed and gpt2_model.py of EleutherAI/gpt-neox:
-    TiedLayerSpec of EmbeddingPipe.
-    """
-    model, options = spec.model, state_options(spec)
-    tied = model.tie_word_embeddings and stage.has_head and not stage.has_embedding
-    if not tied or model.position_embedding != "learned":
-        return
-    elements = (model.max_position_embeddings + model.position_embedding_offset) * model.hidden_size
-    recipe = RECIPES[spec.training.recipe]
-    size = DTYPE_BYTES[options.base]
-    states = (
-        (size, Component.WEIGHTS, "weight", options.base, "model", 1),
-        *(((4, Component.GRADIENTS, "gradient, summed", "fp32", "optimizer", 1),) if options.sums_apart else ()),
-    )
-    ranks = options.data_parallel if options.flattens_weights else 1
-    if recipe.master is not None:
-        states += ((4, Component.MASTER_WEIGHTS, "weight master", "fp32", "optimizer", ranks),)
-        states += ((8, Component.OPTIMIZER_STATE, "moments", "fp32", "optimizer_step_1", ranks),)
-    for width, component, name, dtype, phase, shards in states:
-        count = -(-elements // shards)
-        each = width * count
-        formula = f"{width}·S·d{'/N' if shards > 1 else ''}"
-        citation = "Megatron-DeepSpeed megatron/model/gpt_model.py: TiedLayerSpec of EmbeddingPipe"
-        given = (each, rounded(each), from_phase(phase), formula, citation)
-        yield RowDraft(component, "embed_positions", f"{name}, on the last stage", (count,), dtype, 1, *given)
 
 
 def _rows(found: Iterator[_Kept] | tuple[_Kept, ...]) -> Iterator[RowDraft]:

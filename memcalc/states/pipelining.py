@@ -28,6 +28,11 @@ def drains(spec: Spec) -> bool:
     return uses_pipelining(spec) or (spec.parallelism.has_pipeline_engine and spec.parallelism.pipeline_parallel > 1)
 
 
+def keeps_passed_on(spec: Spec) -> bool:
+    """Return whether buffers of DeepSpeed's engine reference what stages receive and send, not a rank's part of it."""
+    return spec.parallelism.has_pipeline_engine and spec.parallelism.tensor_parallel == 1
+
+
 def received(spec: Spec, stage: Stage) -> Iterator[RowDraft]:
     """Yield the buffers of tensors that a stage exchanges with others, from the first step on, except `in_passes`.
 

@@ -21,18 +21,22 @@ class EmbeddingOptions(NamedTuple):
     separate_size: bool
     norm: bool
     dropout: bool
+    places_each: bool = False  # each sequence has position ids and embeddings of its own
     stays: bool = False  # the output is a leaf that the first layer does not save
 
 
 def embedding_of(spec: Spec) -> EmbeddingOptions:
     """Return the options of the embedding."""
     model, training = spec.model, spec.training
+    # EmbeddingPipe of Megatron-DeepSpeed and GPT-NeoX (megatron/model): position ids are part of the batch.
+    is_pipe = training.implementation == "plain" and spec.parallelism.has_pipeline_engine
     return EmbeddingOptions(
         # The weight of a frozen base model gets no gradient, and PEFT's trained copies of its modules are separate.
         tied=model.tie_word_embeddings and spec.parallelism.pipeline_parallel == 1 and training.lora is None,
         separate_size=model.embedding_size != model.hidden_size,
         norm=model.embedding_norm,
-        dropout=training.implementation == "huggingface" and has_dropout(spec, "embedding_dropout"),
+        dropout=(is_pipe or training.implementation == "huggingface") and has_dropout(spec, "embedding_dropout"),
+        places_each=is_pipe,
     )
 
 

@@ -93,7 +93,7 @@ def saving_of(spec: Spec) -> SavingOptions:
         recomputed_modules=training.recompute_modules if selective else (),
         kept_results=training.recompute_keep,
         checkpoints_layers=training.recompute not in ("none", "selective"),
-        reentrant=theirs and training.reentrant_checkpoints and training.recompute not in ("none", "selective"),
+        reentrant=_is_reentrant(spec) and training.recompute not in ("none", "selective"),
         recomputed_windows=of_windows,
         recomputed_others=of_others,
         on_host=on_host,
@@ -101,6 +101,14 @@ def saving_of(spec: Spec) -> SavingOptions:
         and training.recompute == "none",  # a checkpoint's closure references them as arguments
         training_cache=_training_cache(spec),
     )
+
+
+def _is_reentrant(spec: Spec) -> bool:
+    """Return whether checkpoints are reentrant, as those of DeepSpeed's pipeline engine (runtime/pipe/engine.py)."""
+    training = spec.training
+    if training.implementation == "huggingface":
+        return training.reentrant_checkpoints
+    return training.implementation == "plain" and spec.parallelism.has_pipeline_engine
 
 
 def _training_cache(spec: Spec) -> str:

@@ -72,7 +72,8 @@ def registered(
 ) -> tuple[list[LocalParameter], list[LocalParameter], list[LocalParameter]]:
     """Return the parameters before the layers, of one layer, and after the layers, in registration order.
 
-    Without a family, in the order of the forward pass.
+    Without a family, in the order of the forward pass. DeepSpeed's PipelineModule registers tied modules before it
+    builds any layer (0.19 runtime/pipe/module.py, __init__).
     """
     gated = any("gate" in parameter.module for parameter in parameters)
     inside = _IN_LAYERS.get(family, _NORMS_LAST if family and gated else ())
@@ -80,7 +81,7 @@ def registered(
 
     parts: tuple[list[LocalParameter], list[LocalParameter], list[LocalParameter]] = ([], [], [])
     for parameter in parameters:
-        early = parameter.where == "embedding" or parameter.module in before
+        early = parameter.where == "embedding" or parameter.module in before or parameter.replica
         parts[1 if parameter.where == "layer" else 0 if early else 2].append(parameter)
     for part, prefixes in zip(parts, (before, inside, ()), strict=True):
         part.sort(key=lambda parameter: _first(prefixes, parameter.module.rpartition("*.")[2]))
