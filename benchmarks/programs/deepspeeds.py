@@ -1,7 +1,8 @@
 """DeepSpeed's own loop: `deepspeed.initialize` with a JSON file, over 2 or 4 ranks, or one rank of 8.
 
 The programs of `deepspeed-stage0` are without ZeRO; those of `deepspeed-pipeline` have stages of a GPT, which
-DeepSpeed's pipeline engine runs.
+DeepSpeed's pipeline engine runs, and those of `deepspeed-pipeline-precisions` the same stages in other precisions, with
+and without ZeRO.
 """
 
 from __future__ import annotations
@@ -80,11 +81,31 @@ HALVES: tuple[tuple[Mapping[str, Any], str], ...] = (
 )
 
 
-def draw_pipeline(draw: Draw) -> Program:
-    """A GPT on 1 to 4 stages, at ZeRO stage 1."""
-    (gpus, stages), (layers, hidden, heads) = draw.of("layout", PIPELINES), draw.of("size", SIZES)
+OTHERS: tuple[tuple[Mapping[str, Any], str], ...] = (
+    ({"bf16": {"enabled": True}}, "bfloat16"),
+    ({}, "float32"),
+    ({"fp16": {"enabled": True, "initial_scale_power": 16}}, "float16"),
+)
+OWN_BUFFER = "torch.empty(size, args.seq_length, args.hidden_size, dtype=dtype, device=engine.device)"
+SHARED_BUFFER = "engine._allocate_or_extend_buffers(0, [size, args.seq_length, args.hidden_size], dtype)"
+
+
+def draw_pipeline(
+    draw: Draw,
+    *,
+    layouts: Sequence[tuple[int, int]] = PIPELINES,
+    precisions: Sequence[tuple[Mapping[str, Any], str]] = HALVES,
+    zero_stages: Sequence[int] = (1,),
+    receives_in: str = OWN_BUFFER,
+) -> Program:
+    """A GPT on 1 to 4 stages.
+
+    The null device cannot tell a stage the shape of what it receives, so the script allocates the buffer: one of its
+    own, or with SHARED_BUFFER the one that DeepSpeed allocates, in which a stage receives gradients, too.
+    """
+    (gpus, stages), (layers, hidden, heads) = draw.of("layout", layouts), draw.of("size", SIZES)
     method, split = draw.of("partition", PARTITIONS)
-    precision, dtype = draw.of("precision", HALVES)
+    precision, dtype = draw.of("precision", precisions)
     length, vocabulary = draw.of("length", (1024, 2048, 512)), draw.of("vocabulary", (50304, 32000))
     dropout, checkpointing = draw.of("dropout", (0.1, 0.0)), draw.of("checkpointing", (True, True, False))
     batch, batches = draw.of("batch", (2, 4, 1)), draw.of("micro-batches", (8, 4, 1, 16))
@@ -95,7 +116,10 @@ def draw_pipeline(draw: Draw) -> Program:
         "steps_per_print": 100,
         "optimizer": OPTIMIZERS[0],
         **precision,
-        "zero_optimization": {"stage": 1, "reduce_bucket_size": draw.of("bucket", (5e8, 5e7))},
+        "zero_optimization": {
+            "stage": draw.of("stage", zero_stages),
+            "reduce_bucket_size": draw.of("bucket", (5e8, 5e7)),
+        },
     }
     options = f"--num_layers {layers} --hidden_size {hidden} --num_heads {heads} --vocab_size {vocabulary}"
     options += f" --seq_length {length} --stages {stages} --dropout {dropout} --dtype {dtype}"
@@ -109,7 +133,10 @@ def draw_pipeline(draw: Draw) -> Program:
         f"recompute={'full' if checkpointing else 'none'}",
     )
     return Program(
-        files={FILE: json.dumps(config, indent=2) + "\n", "train.py": script("pipelines.py")},
+        files={
+            FILE: json.dumps(config, indent=2) + "\n",
+            "train.py": script("pipelines.py").replace(OWN_BUFFER, receives_in),
+        },
         command=f"deepspeed --num_gpus {gpus} train.py {options}",
         card=draw.of("card", CARDS),
         gpus=gpus,
@@ -124,4 +151,15 @@ FAMILIES = (
     Family("deepspeed", HF5_DEEPSPEED, partial(draw_program, stages=(0, 1, 2, 3, 2, 3, 1))),
     Family("deepspeed-stage0", HF5_DEEPSPEED, partial(draw_program, stages=(0,))),
     Family("deepspeed-pipeline", HF5_DEEPSPEED, draw_pipeline),
+    Family(
+        "deepspeed-pipeline-precisions",
+        HF5_DEEPSPEED,
+        partial(
+            draw_pipeline,
+            layouts=((2, 2), (3, 3), (4, 2)),
+            precisions=OTHERS,
+            zero_stages=(1, 0),
+            receives_in=SHARED_BUFFER,
+        ),
+    ),
 )

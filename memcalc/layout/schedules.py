@@ -19,6 +19,7 @@ from typing import NamedTuple
 from memcalc.spec.spec import Spec
 from memcalc.spec.training import LogitsUntil
 
+FEWEST_PIPE_BUFFERS = 2  # see `pipe_buffers`
 ORDERED = ("gpipe", "1f1b", "interleaved")  # the order of their actions is known: memcalc/sharding/schedules.py
 
 
@@ -27,6 +28,14 @@ def uses_pipelining(spec: Spec) -> bool:
     parallelism = spec.parallelism
     other = parallelism.engine in ("megatron", "deepspeed") or spec.training.implementation == "megatron"
     return parallelism.pipeline_parallel > 1 and not other
+
+
+def pipe_buffers(stages: int, stage: int, micro_batches: int) -> int:
+    """Return how many pipeline buffers a stage of DeepSpeed's engine has.
+
+    Source: DeepSpeed 0.19 runtime/pipe/schedule.py, TrainSchedule.num_pipe_buffers.
+    """
+    return max(FEWEST_PIPE_BUFFERS, min(stages - stage, micro_batches))
 
 
 def logits_released(spec: Spec) -> LogitsUntil:

@@ -216,7 +216,7 @@ def _pipeline_lacks(spec: Spec) -> Iterator[str]:
         "masks that stages pass on": parallelism.pipeline_tensors not in (None, "hidden-states"),
         "modules that are not the reference decoder's": training.implementation != "plain",
         "states in host memory": options.host.offloads,
-        "no ZeRO": options.zero_stage == 0,
+        "its own Adam without ZeRO": options.zero_stage == 0 and options.zero.own_adam,
         "adapters": training.lora is not None,
         "experts": model.moe is not None,
         "offloaded activations": training.offload_activations != "none",

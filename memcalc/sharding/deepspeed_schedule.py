@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from enum import Enum, auto
 from typing import NamedTuple
 
-FEWEST_BUFFERS = 2  # pipeline buffers of a stage: num_pipe_buffers
-
 
 class Instruction(Enum):
     """What the engine does with a micro-batch, in one of its pipeline buffers (PipeInstruction)."""
@@ -21,19 +19,14 @@ class Instruction(Enum):
     SEND_GRADIENT = auto()
 
 
-class Command(NamedTuple):
+class PipeCommand(NamedTuple):
     """An instruction of the schedule and the number of its micro-batch."""
 
     instruction: Instruction
     micro_batch: int
 
 
-def pipe_buffers(stages: int, stage: int, micro_batches: int) -> int:
-    """Return the number of pipeline buffers of a stage. Source: num_pipe_buffers."""
-    return max(FEWEST_BUFFERS, min(stages - stage, micro_batches))
-
-
-def commands(stages: int, stage: int, micro_batches: int) -> Iterator[Command]:
+def commands(stages: int, stage: int, micro_batches: int) -> Iterator[PipeCommand]:
     """Yield the commands of a step on one stage, without the reduction and the optimizer step. Source: steps.
 
     Args:
@@ -50,18 +43,18 @@ def commands(stages: int, stage: int, micro_batches: int) -> Iterator[Command]:
         is_valid, was_valid = 0 <= number < micro_batches, 0 <= before < micro_batches
         if is_forward:
             if was_valid and has_previous:
-                yield Command(Instruction.SEND_GRADIENT, before)
+                yield PipeCommand(Instruction.SEND_GRADIENT, before)
             if is_valid and has_previous:
-                yield Command(Instruction.RECEIVE_INPUT, number)
+                yield PipeCommand(Instruction.RECEIVE_INPUT, number)
             if is_valid and loads:
-                yield Command(Instruction.LOAD, number)
+                yield PipeCommand(Instruction.LOAD, number)
         else:
             if is_valid and has_next:
-                yield Command(Instruction.RECEIVE_GRADIENT, number)
+                yield PipeCommand(Instruction.RECEIVE_GRADIENT, number)
             if was_valid and has_next:
-                yield Command(Instruction.SEND_OUTPUT, before)
+                yield PipeCommand(Instruction.SEND_OUTPUT, before)
         if is_valid:
-            yield Command(Instruction.FORWARD if is_forward else Instruction.BACKWARD, number)
+            yield PipeCommand(Instruction.FORWARD if is_forward else Instruction.BACKWARD, number)
         before = number
 
 

@@ -46,6 +46,7 @@ class ZeRO0(Engine):
         self.reduces_overflow = reduces_overflow
         self.width = DTYPE_BYTES[options.compute]
         trained = [parameter for parameter in ordered if parameter.trains]
+        self.trained = trained
         self.elements = [parameter.elements for parameter in trained]
         self.members = parameter_groups(trained, range(len(trained)), options.zero)  # positions
         self.groups = [[self.elements[position] for position in each] for each in self.members]
@@ -65,11 +66,16 @@ class ZeRO0(Engine):
         ]
 
     def after_last_backward(self, gradients: list[int]) -> list[int]:
-        """Reduce the gradients. Source: runtime/engine.py, allreduce_no_retain, allreduce_and_copy."""
+        """Reduce the gradients, zeros where there is none; return those that stay.
+
+        Source: runtime/engine.py, _get_gradients_for_reduction, allreduce_no_retain, allreduce_and_copy.
+        """
+        unused = (parameter.elements * self.width for parameter in self.trained if parameter.unused)
+        zeros = [self.requests.take(size, 0, Component.GRADIENTS) for size in unused]
         for sizes in filled(self.elements):
             if len(sizes) > 1:  # flattening does not copy a single tensor
                 self.requests.drop((self.requests.take(sum(sizes) * self.width, 0, self.flattened),))
-        return gradients
+        return [*gradients, *zeros]
 
     def before_step(self, gradients: list[int]) -> None:
         """Compute the norms for clipping; note the gradients, which the step frees.
@@ -127,9 +133,9 @@ class ZeRO0Copies(ZeRO0):
         self._check_overflow()
         take, drop = self.requests.take, self.requests.drop
         wide: list[int] = []
-        for group in self.groups:
+        for group, members in zip(self.groups, self.members, strict=True):
             total: list[int] = []  # runtime/utils.py, get_weight_norm
-            for elements in group:
+            for elements in (self.elements[at] for at in members if not self.trained[at].replica):
                 norm = self._norm(elements, casts=True)
                 square = take(FLOAT, 0, Component.TEMPORARIES)
                 total = total or [take(FLOAT, 0, Component.TEMPORARIES)]

@@ -23,6 +23,8 @@ def orders_of(spec: Spec) -> tuple[tuple[int, ...], ...]:
     training, parallelism = spec.training, spec.parallelism
     if not training.variable_lengths or spec.inference is not None or parallelism.pipeline_parallel > 1:
         return ()
+    if parallelism.has_pipeline_engine:  # its buffers have one shape (DeepSpeed 0.19 runtime/pipe/engine.py)
+        return ()
     # Sequences are split over the ranks of tensor and context parallelism.
     longest, multiple = training.sequence_length, parallelism.tensor_parallel * parallelism.context_parallel
     least = min(max(_SHORTEST, multiple), longest)

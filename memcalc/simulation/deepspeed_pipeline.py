@@ -9,10 +9,11 @@ micro-batches have run.
 
 from __future__ import annotations
 
+from memcalc.layout.schedules import pipe_buffers
 from memcalc.layout.stages import Stage
 from memcalc.ledger.component import Component
 from memcalc.programs.sized_program import run_sizer
-from memcalc.sharding.deepspeed_schedule import Instruction, commands, pipe_buffers
+from memcalc.sharding.deepspeed_schedule import Instruction, commands
 from memcalc.sharding.engines import arriving_gradients
 from memcalc.sharding.schedules import played_micro_batches
 from memcalc.simulation.forward_backward import ForwardBackward
@@ -114,9 +115,11 @@ class DeepSpeedPipeline(SimulatedRun):
         super().__init__(spec, requests, stage, rank)
         self.built = [built for built in self.built if not _is_input(built)]  # each stage loads what it reads
         stages = spec.parallelism.pipeline_parallel
-        self.micro_batches = played_micro_batches(spec)
+        asked, played = spec.training.gradient_accumulation_steps, played_micro_batches(spec)
+        self.buffers = pipe_buffers(stages, self.stage.index, asked)
+        # A step ends in the same buffer as with all micro-batches, so that the next one replaces the same outputs.
+        self.micro_batches = played + (asked - played) % self.buffers
         self.commands = [*commands(stages, self.stage.index, self.micro_batches)]
-        self.buffers = pipe_buffers(stages, self.stage.index, self.micro_batches)
         self.hidden_bytes = passed_on(spec).each
         self.ids_bytes = IDS * spec.training.sequences * spec.training.row_length
         self.recorded: dict[bool, Recorded] = {}  # by whether gradients exist

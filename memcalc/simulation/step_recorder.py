@@ -166,8 +166,7 @@ class StepRecorder:
         self.requests.begin("backward")
         gradients += walk.backward(self._received_gradient(walk))
         if drains(self.spec):  # no micro-batch is in flight after the last backward
-            if uses_pipelining(self.spec):  # DeepSpeed's pipeline buffers reference the logits
-                walk.release()
+            walk.release(keeps_output=not uses_pipelining(self.spec))  # DeepSpeed's buffers reference the logits
             self._free(in_flight)
             if not self.chunk.has_head:  # otherwise the graph of the logits references the input
                 self.requests.drop(passed_on)

@@ -23,6 +23,7 @@ from memcalc.spec.spec import Spec
 from memcalc.spec.training import TOKENWISE
 from memcalc.states import megatron_buffers
 from memcalc.states.gradient_policy import embedding_gradient_stays
+from memcalc.states.pipeline_engine import loaded_batches
 from memcalc.states.state_options import state_options
 from memcalc.states.unsharded_weights import is_built_on_meta
 
@@ -34,7 +35,8 @@ def persistent_rows(spec: Spec, stage: Stage, gpu: GpuSpec | None) -> list[RowDr
 
     The backward thread's workspace is added within backward_1 by the timeline.
     """
-    items = [*module_buffers(spec, stage), *inputs(spec), *logits_of_the_step_before(spec, stage)]
+    batch = loaded_batches(spec, stage) if spec.parallelism.has_pipeline_engine else inputs(spec)
+    items = [*module_buffers(spec, stage), *batch, *logits_of_the_step_before(spec, stage)]
     if embedding_gradient_stays(spec) and spec.training.gradient_accumulation_steps == 1:
         items.append(remaining_gradient(spec))
     items += scales_of_layers(spec, stage_parameters(spec, stage))

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from memcalc.allocator.pytorch.block_sizes import rounded
 from memcalc.architectures.structure import block_structure
+from memcalc.layout.schedules import FEWEST_PIPE_BUFFERS, pipe_buffers
 from memcalc.layout.stages import Stage
 from memcalc.ledger.component import Component
 from memcalc.ledger.row_drafts import RowDraft, from_phase, mask_of
@@ -24,7 +25,6 @@ FORWARD = mask_of("forward_1", "forward_2")
 STEPS = from_phase("forward_1")
 CURRENT = PASSES & ~FORWARD  # the passes in which a pipeline buffer has the logits of the current micro-batch
 SOURCE = "DeepSpeed 0.19 runtime/pipe/engine.py:"
-BUFFERS = 2  # the least number of pipeline buffers of a stage: runtime/pipe/schedule.py, num_pipe_buffers
 MASK, SENT_MASK = "bool", "fp16"  # dtypes of an attention mask, and of one that is sent
 
 
@@ -55,6 +55,18 @@ def kept_between_passes(spec: Spec, stage: Stage) -> Iterator[RowDraft]:
     yield from _rows(_buffers(spec, stage))
     yield from _rows(_earlier_inputs(spec, stage))
     yield from _logits(spec, stage)
+
+
+def loaded_batches(spec: Spec, stage: Stage) -> Iterator[RowDraft]:
+    """Yield what the first and the last stage have loaded for each pipeline buffer."""
+    training, micro_batches = spec.training, spec.training.gradient_accumulation_steps
+    shape = training.sequences, training.row_length
+    buffers = min(pipe_buffers(spec.parallelism.pipeline_parallel, stage.index, micro_batches), micro_batches)
+    each = prod(shape) * DTYPE_BYTES["int64"]
+    given = (each, rounded(each), STEPS, "8·b·s", f"{SOURCE} _exec_load_micro_batch")
+    for name, count in (("token and position ids", 2 * stage.has_embedding), ("labels", int(stage.has_head))):
+        if count:
+            yield RowDraft(Component.INPUTS, "batch", name, shape, "int64", count * buffers, *given)
 
 
 def kept_in_flight(spec: Spec, stage: Stage, in_flight: int) -> Iterator[RowDraft]:
@@ -99,9 +111,9 @@ def _in_flight(spec: Spec, stage: Stage, in_flight: int) -> Iterator[_Kept]:
     if stage.has_embedding and training.dropout and not written:
         name, source = "mask of the embedding's dropout", "EmbeddingPipe of Megatron-DeepSpeed and GPT-NeoX"
         yield _Kept(name, in_flight, (*tokens, spec.model.hidden_size), MASK, PASSES, "b·s·d", source)
-    if stage.has_embedding:
-        copies = (2 if written else 4) * in_flight  # token and position ids, and the copies that forward reads
-        yield _Kept("token and position ids", copies, tokens, "int64", PASSES, "8·b·s", "_exec_load_micro_batch")
+    if stage.has_embedding and not written:
+        name, source = "token and position ids, copied", "_exec_forward_pass, clone"
+        yield _Kept(name, 2 * in_flight, tokens, "int64", PASSES, "8·b·s", source)
     if _passes_mask(spec):
         source, formula, shape = "_exec_forward_pass, clone", _mask_formula(spec), _mask_shape(spec)
         yield _Kept("attention masks", 2 * in_flight, shape, MASK, PASSES, formula, source)
@@ -112,7 +124,7 @@ def _earlier_inputs(spec: Spec, stage: Stage) -> Iterator[_Kept]:
     """Yield the inputs of the last stage, and their gradients, which the graphs of the logits in buffers reference."""
     if stage.has_embedding or not stage.has_head:
         return
-    whole, buffers = passed_on(spec), min(BUFFERS, spec.training.gradient_accumulation_steps)
+    whole, buffers = passed_on(spec), min(FEWEST_PIPE_BUFFERS, spec.training.gradient_accumulation_steps)
     name, source, current = "inputs of earlier micro-batches, and gradients", "_exec_backward_pass, outputs", CURRENT
     yield _Kept(name, 2 * buffers, whole.shape, whole.dtype, STEPS & ~current, whole.formula, source)
     yield _Kept(name, 2 * (buffers - 1), whole.shape, whole.dtype, current, whole.formula, source)
@@ -130,7 +142,7 @@ def _logits(spec: Spec, stage: Stage) -> Iterator[RowDraft]:
     split = "/t" if parallelism.tensor_parallel > 1 else ""
     shape = (training.sequences, training.row_length, _vocabulary(spec))
     formula = f"{DTYPE_BYTES[dtype]}·b·s·V{split}"
-    buffers = min(BUFFERS, training.gradient_accumulation_steps)
+    buffers = min(FEWEST_PIPE_BUFFERS, training.gradient_accumulation_steps)
     current = CURRENT
     name, source = "logits of earlier micro-batches", "_exec_backward_pass"
     kept = (

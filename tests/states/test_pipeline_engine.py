@@ -8,11 +8,13 @@ import pytest
 
 import memcalc
 from memcalc.errors import InputError, InputErrors
+from memcalc.layout.local_parameters import stage_parameters
 from memcalc.layout.stages import stages_of
 from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Ledger
 from memcalc.ledger.row_drafts import BIT, RowDraft
 from memcalc.spec.spec import Spec
+from memcalc.states.optimizers.parameter_order import in_order
 from memcalc.states.pipeline_engine import kept_between_passes, kept_in_flight
 
 LAYERS, WIDTH, HEADS, VOCAB, LENGTH, BATCH, STAGES, MICRO_BATCHES = 8, 1024, 16, 50_304, 1024, 2, 4, 8
@@ -48,25 +50,64 @@ def ledger_of(spec: Spec, stage: int) -> Ledger:
 
 
 def test_each_micro_batch_in_flight_keeps_its_input_and_output() -> None:
-    """Three micro-batches are in flight on the second of four stages; forward reads a copy of the input."""
+    """Three micro-batches are in flight on the second of four stages; forward reads a copy of the input.
+
+    Of each, three tensors are a layer's input: the received one, and those that its two layers save.
+    """
     spec = gpt()
     stage = stages_of(spec)[1]
-    rows = [*kept_in_flight(spec, stage, stage.in_flight)]
+    rows = ledger_of(spec, 1).live_rows("forward_2")
 
     assert stage.in_flight == 3
-    assert bytes_in("backward_2", rows) == 2 * 3 * HIDDEN
-    buffers = [*kept_between_passes(spec, stage)]
-    assert bytes_in("optimizer_step_2", buffers) == 2 * HIDDEN  # an activation and a gradient
-    assert bytes_in("forward_1", buffers) == HIDDEN  # no gradient was received yet
+    assert sum(row.count for row in rows if row.tensor == "layer input") == 3 * 3
+    assert sum(row.count for row in rows if row.tensor == "layer output") == 2  # of the other micro-batches
+
+
+def test_a_stage_receives_activations_and_gradients_in_one_buffer() -> None:
+    """The first stage receives gradients alone, from its first backward on."""
+    spec = gpt()
+    first, second, *_, last = stages_of(spec)
+
+    for stage in (second, last):
+        assert bytes_in("forward_1", [*kept_between_passes(spec, stage)], "activation received") == HIDDEN
+    assert not bytes_in("optimizer_step_2", [*kept_between_passes(spec, second)], "gradient received")
+    gradients = [*kept_between_passes(spec, first)]
+    assert bytes_in("optimizer_step_2", gradients) == HIDDEN
+    assert not bytes_in("forward_1", gradients)
 
 
 def test_the_first_stage_keeps_masks_of_dropout_and_token_ids() -> None:
-    spec = gpt()
-    rows = [*kept_in_flight(spec, stages_of(spec)[0], 4)]
+    """Four micro-batches are in flight, in four buffers; forward reads copies of token and position ids."""
+    rows = ledger_of(gpt(), 0).live_rows("forward_2")
+    mask, ids = BATCH * LENGTH * WIDTH, 8 * BATCH * LENGTH
 
-    mask = BATCH * LENGTH * WIDTH
-    ids = 2 * 2 * 8 * BATCH * LENGTH  # tokens and positions, both also copied
-    assert bytes_in("forward_2", rows) == 4 * (HIDDEN + mask + ids)
+    assert sum(row.bytes for row in rows if row.tensor == "embedding dropout mask") == 4 * mask
+    loaded = [row for row in rows if row.tensor == "token and position ids"]
+    copied = [row for row in rows if row.tensor in ("embed_tokens indices", "embed_positions indices")]
+    assert sum(row.bytes for row in loaded) == sum(row.bytes for row in copied) == 4 * 2 * ids
+
+
+def test_the_last_stage_loads_labels_for_each_buffer() -> None:
+    rows = ledger_of(gpt(), STAGES - 1).live_rows("optimizer_step_2")
+
+    assert [(row.tensor, row.bytes) for row in rows if row.component is Component.INPUTS] == [
+        ("labels", 2 * 8 * BATCH * LENGTH)
+    ]
+
+
+def test_the_tied_module_of_the_last_stage_has_unused_positions() -> None:
+    """The position embedding has states and a place in the flat tensor, but no backward makes its gradient."""
+    spec = gpt()
+    first, *_, last = (stage_parameters(spec, stage) for stage in stages_of(spec))
+    unused = [held for held in last if held.unused]
+
+    assert [(held.module, held.shape) for held in unused] == [("embed_positions", (LENGTH, WIDTH))]
+    assert [held.module for held in in_order(last, "")][:2] == ["lm_head", "embed_positions"]
+    assert [held.module for held in last if held.replica] == ["lm_head", "embed_positions"]
+    assert not any(held.replica or held.unused for held in first)
+    of_positions = [row.tensor for row in ledger_of(spec, STAGES - 1).rows if row.module == "embed_positions"]
+    assert "weight whole gradient" not in of_positions
+    assert {"weight", "weight master", "weight first moment"} <= set(of_positions)
 
 
 def test_ranks_of_a_tensor_parallel_group_send_their_part() -> None:
