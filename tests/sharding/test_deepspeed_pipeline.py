@@ -39,7 +39,7 @@ SHORT = {
     Instruction.SEND_GRADIENT: "s",
 }
 # Of the recorded programs: a stage that is not exact, and why.
-MISSED = {
+MISSED: dict[tuple[str, int, int], float] = {
     # rank 1 of two holds another part of the flat tensor than the replayed rank 0
     ("development", 3, 1): 0.25,
     ("development", 8, 1): 0.32,
