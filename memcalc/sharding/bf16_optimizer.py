@@ -2,7 +2,7 @@
 
 It updates a rank's partition of fp32 master weights, as ZeRO stage 1. Each backward's gradients are added to a flat
 tensor of all gradients, and zeroed before the next one; the step frees them. After the last micro-batch the flat tensor
-is all-reduced in bf16. The sums are fp32; in the pipeline engine, of which the step is not replayed, they may be bf16.
+is all-reduced in bf16. The sums are fp32; in the pipeline engine they may be bf16.
 """
 
 from __future__ import annotations
