@@ -45,8 +45,15 @@ MISSED: dict[tuple[str, int, int], float] = {
     ("development", 8, 1): 0.32,
     ("held-out", 0, 1): 0.18,
     ("held-out", 4, 1): 0.04,
+    ("held-out-10", 3, 1): 0.02,
+    ("held-out-10", 7, 1): 0.2,
     # the norm's output is freed earlier in a checkpoint's forward than in the reference decoder's
     ("held-out", 1, 1): 0.01,
+    # the script of these programs has a buffer of its own for each direction
+    ("held-out-8", 3, 1): 0.004,
+    ("held-out-8", 3, 2): 0.004,
+    ("held-out-10", 4, 1): 0.004,
+    ("held-out-10", 4, 2): 0.004,
 }
 
 
@@ -114,8 +121,8 @@ def test_formulas_count_what_the_replay_holds(words: tuple[str, ...]) -> None:
 
 
 def test_the_last_steps_end_in_the_same_buffers_as_with_all_micro_batches() -> None:
-    """Of 12 micro-batches on two stages six are played, of 13 seven: two buffers take turns."""
-    for micro_batches, played in ((12, 6), (13, 7)):
+    """Of more than 32 micro-batches as many more are played as end in the same one of two buffers."""
+    for micro_batches, played in ((5, 5), (36, 32), (37, 33)):
         spec = small(f"gradient_accumulation_steps={micro_batches}")
         forwards = [each for each in run_requests(spec, stages_of(spec)[1]).stretches if each.phase == "forward_1"]
         assert sum(stretch.script.count(LOGITS) for stretch in forwards) == played
@@ -133,8 +140,8 @@ def test_what_is_not_replayed(words: tuple[str, ...], reason: str) -> None:
 
 
 def recorded() -> list[dict[str, Any]]:
-    """Programs of three seeds, on one to four stages."""
-    seeds = ("development", "held-out", "held-out-10")
+    """Programs on one to four stages."""
+    seeds = ("development", "held-out", "held-out-8", "held-out-10")
     found = [record for seed in seeds for record in read_records(record_path("deepspeed-pipeline", seed))]
     return [*found, *read_records(record_path("deepspeed-pipeline-precisions", "development"))]
 
