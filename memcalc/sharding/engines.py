@@ -136,6 +136,10 @@ def ranks_to_replay(spec: Spec) -> tuple[int | None, ...]:
     distributed optimizer each rank updates other parts of parameters. Of many ranks, SAMPLED_RANKS evenly spaced ones
     and the last are replayed.
 
+    In DeepSpeed's pipelines the first parameter, a table, may be larger than a rank's part of the flat tensor. The last
+    of the ranks that share it then keeps its gradient whole beside those of its other parameters, and holds most, but
+    the first rank may reserve more.
+
     Of the ranks that share a sequence by ring attention, the last one allocates less than the one before, but may
     reserve more.
     """
@@ -143,6 +147,8 @@ def ranks_to_replay(spec: Spec) -> tuple[int | None, ...]:
         return None, spec.parallelism.context_parallel - 1
     options = state_options(spec)
     ranks = options.data_parallel
+    if options.step.pipelined and options.zero_stage == 1 and ranks > 1 and not options.sums_apart:
+        return None, 0
     of_deepspeed = options.engine == "deepspeed" and options.zero_stage == 2
     if ranks == 1 or not (of_deepspeed or (options.engine == "megatron" and options.zero_stage)):
         return (None,)

@@ -118,6 +118,11 @@ class FlatGroup(NamedTuple):
         """The last rank with parameters: those after it have padding alone."""
         return max(self.begins[-1] - 1, 0) // max(self.share, 1)
 
+    @property
+    def of_first_parameter(self) -> int:
+        """The last rank with a part of the first parameter, which it keeps whole beside all of its others."""
+        return max(self.begins[1] - 1, 0) // max(self.share, 1) if len(self.begins) > 1 else 0
+
     def of_rank(self, rank: int) -> FlatGroup:
         """Return the same group on a rank."""
         return self._replace(partition=range(rank * self.share, min((rank + 1) * self.share, self.begins[-1])))
@@ -184,7 +189,8 @@ class ZeRO12(Engine):
         groups = [flat_group((self.trained[position] for position in each), options.data_parallel) for each in members]
         last = max(groups, key=lambda group: group.share).last
         if rank is None:
-            rank = 0 if self.keeps_gradients else last
+            in_stage_1 = groups[0].of_first_parameter if options.step.pipelined else 0
+            rank = in_stage_1 if self.keeps_gradients else last
         self.groups = [group.of_rank(min(rank, last)) for group in groups]
         self.stream = REDUCE if options.has_two_buckets else 0
         self.buckets = 2 if options.has_two_buckets else 1
