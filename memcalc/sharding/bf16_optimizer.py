@@ -47,6 +47,7 @@ class BF16Optimizer(Engine):
         ranks = options.data_parallel
         self.groups = [flat_group((trained[position] for position in each), ranks) for each in self.members]
         self.stepping: list[int] = []  # storages of gradients that the step frees
+        self.wide: list[int] = []  # fp32 copies of a rank's partition of the sums
         self.has_norm = False
         buffers, source = Component.COMMUNICATION_BUFFERS, "DeepSpeed 0.19 runtime/"
         self.reduced = EngineTensor(
@@ -95,16 +96,18 @@ class BF16Optimizer(Engine):
         return gradients
 
     def before_step(self, gradients: list[int]) -> None:
-        """Compute the norm of all gradients, of which the first step's is replaced by later ones of the same size.
+        """Compute the norm of all sums in fp32, and cast the rank's partition of them.
 
-        Source: runtime/utils.py, get_global_norm_of_tensors.
+        The first step's norm is replaced by later ones of the same size. Source: runtime/utils.py,
+        get_global_norm_of_tensors; bf16_optimizer.py, step.
         """
         take, drop = self.requests.take, self.requests.drop
         norms: list[int] = []
         for elements in self.normed:
+            cast = [] if self.summed == FLOAT else [take(elements * FLOAT, 0, Component.TEMPORARIES)]
             norms.append(take(FLOAT, 0, Component.TEMPORARIES))
             what = ReductionShape(1, elements, contiguous=True, inner=1)
-            drop((self.requests.play(reduction(what, self.options.card), Component.TEMPORARIES),))
+            drop((self.requests.play(reduction(what, self.options.card), Component.TEMPORARIES), *cast))
         stacked = take(len(norms) * FLOAT, 0, Component.TEMPORARIES)
         powers = take(len(norms) * FLOAT, 0, Component.TEMPORARIES)
         drop((stacked,))
@@ -112,9 +115,11 @@ class BF16Optimizer(Engine):
             take(FLOAT)
             self.has_norm = True
         drop((powers, *norms))
+        if self.summed != FLOAT:
+            self.wide = [take(group.share * FLOAT, 0, Component.GRADIENTS) for group in self.groups]
         self.stepping = gradients
 
     def after_step(self) -> None:
         """Free the gradients. Source: runtime/engine.py, _take_model_step."""
-        self.requests.drop(self.stepping)
-        self.stepping = []
+        self.requests.drop((*self.wide, *self.stepping))
+        self.wide, self.stepping = [], []
