@@ -80,7 +80,7 @@ def _key(spec: Spec, chunk: Stage, layers: Layers, *, exist: bool) -> Hashable:
         tuple(gradient_policy(spec, exist=exist, sharded=sharded) for sharded in (False, True)),
         exist,
         keeps_passed_on(spec),
-        spec.parallelism.has_pipeline_engine,
+        layers.of_engine if spec.parallelism.has_pipeline_engine else None,
         scores_itself(spec),
         (
             options,

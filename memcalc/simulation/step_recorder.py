@@ -82,7 +82,8 @@ def layers_of(spec: Spec, chunk: Stage, model: str = POLICY) -> Layers:
     whole, family = without_companions(stage_parameters(spec, chunk)), options.update.family
     some = of_layers(whole, spec, chunk, numbers)
     ordered = tuple(in_order(some, family, layer_prefixes(spec.model, numbers)))
-    if not options.flattens_weights or len(numbers) == chunk.stop - chunk.first:
+    reduces_all = options.flattens_weights or options.step.pipelined
+    if not reduces_all or len(numbers) == chunk.stop - chunk.first:
         return Layers(played, numbers, ordered, ordered)
     prefixes = layer_prefixes(spec.model, range(chunk.first, chunk.stop))
     return Layers(played, numbers, ordered, tuple(in_order(whole, family, prefixes)))

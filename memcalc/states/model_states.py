@@ -170,8 +170,10 @@ def _items_of(model: _Model) -> tuple[list[RowDraft], Mapping[int, int]]:
         items += [copy_row(copy, part, UNSHARDED) for copy in at_once if part is not None]
         for copy in copies:
             spread = own.spread(copy.sharded_from_stage)
-            made = [held for held in stored if not (held.unused and copy.role is Role.GRADIENTS)]
-            items += [copy_row(copy, held, spread) for held in made]
+            late = copy._replace(mask=copy.mask & ~PASSES) if copy.role is Role.GRADIENTS else copy
+            # The reduction makes gradients of parameters that no forward reads.
+            found = [copy_row(late if held.unused else copy, held, spread) for held in stored]
+            items += [item for item in found if item.mask or not copy.mask]
         stays = trains and not own.host.offloads
         states = []
         if stays:
