@@ -169,8 +169,9 @@ class StepRecorder:
         if drains(self.spec):  # no micro-batch is in flight after the last backward
             walk.release(keeps_output=not uses_pipelining(self.spec))  # DeepSpeed's buffers reference the logits
             self._free(in_flight)
-            if not self.chunk.has_head:  # otherwise the graph of the logits references the input
-                self.requests.drop(passed_on)
+            if not self.chunk.has_head:  # otherwise the graph of the logits references the input and its gradient
+                sent = self.keeps_passed_on and not self.chunk.has_embedding
+                self.requests.drop([*passed_on, *([walk.input_gradient] if sent else [])])
             walk.engine.reduce_gradients()
         walk.engine.after_last_backward(gradients)
         self.requests.drop(kept)

@@ -25,7 +25,7 @@ PASSES = BACKWARD | mask_of(*(f"{each}_{step}" for step in (1, 2) for each in ("
 
 def drains(spec: Spec) -> bool:
     """Return whether gradients are reduced when no micro-batch is in flight: after the last one of a pipeline."""
-    return uses_pipelining(spec) or (spec.parallelism.has_pipeline_engine and spec.parallelism.pipeline_parallel > 1)
+    return uses_pipelining(spec) or spec.parallelism.has_pipeline_engine
 
 
 def keeps_passed_on(spec: Spec) -> bool:
