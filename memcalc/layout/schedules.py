@@ -42,8 +42,8 @@ def logits_released(spec: Spec) -> LogitsUntil:
     """Return when the logits are released.
 
     PyTorch's schedules keep a micro-batch's output until its backward (torch 2.13 distributed/pipelining/stage.py,
-    _PipelineStageBase.forward_one_chunk: `fwd_cache`), and so does DeepSpeed's pipeline engine (0.19 runtime/pipe/engine.py,
-    _exec_forward_pass). Without them torchtitan frees it (train.py: `del pred`).
+    _PipelineStageBase.forward_one_chunk: `fwd_cache`), and so does DeepSpeed's pipeline engine (0.19
+    runtime/pipe/engine.py, _exec_forward_pass). Without them torchtitan frees it (train.py: `del pred`).
     """
     if uses_pipelining(spec) or spec.parallelism.has_pipeline_engine:
         return "backward"
