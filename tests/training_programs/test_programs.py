@@ -99,6 +99,7 @@ RESERVED = {
     "trl-grpo-zero": 0.1,
     "deepspeed": 0.1,
     "deepspeed-stage0": 0.1,
+    "deepspeed-pipeline": 0.1,
     "trainer-5-stage0": 0.1,
     "accelerate-deepspeed": 0.3,
     "torchtitan-pipeline": 0.8,  # without FSDP; with FSDP2 within 0.2
@@ -182,7 +183,7 @@ BARS = {
     "trl-sft-zero": (0.9, 0.4),
     "deepspeed": (0.4, 0.2),
     "deepspeed-stage0": (0.1, 0.1),
-    "deepspeed-pipeline": (0.2, 0.3),
+    "deepspeed-pipeline": (0.1, 0.2),
     "trainer-5-stage0": (0.1, 0.1),
     "trl-dpo-zero": (1.9, 0.5),
     "trl-grpo-zero": (0.1, 0.1),
