@@ -28,7 +28,7 @@ from memcalc.states.pipelining import passed_on
 from memcalc.stream.requests import Requests
 
 IDS = DTYPE_BYTES["int64"]
-# Micro-batches of a step that are played. Logits outlive their micro-batch, so that blocks are placed anew for many of
+# Micro-batches of a step that are played. Logits outlive their micro-batch, so blocks are at other places for many of
 # them: of 30 recorded stages with 8 or 16 micro-batches two reserve 5 and -6 % more than with three for each stage.
 MOST_PLAYED = 32
 
@@ -97,7 +97,7 @@ class PipelineBatch:
         return (found[1:], found[:1]) if self.hidden_bytes else (found, [])
 
     def release(self) -> list[int]:
-        """Free what backward has left but the logits and the loss, whose storages it returns."""
+        """Free what backward has left but the logits and the loss; return the storages of these."""
         kept = self.recorded.play("release", self.new, lambda: self.passing.release(keeps_output=True))
         self.recorded.requests.drop(self.output)
         return kept
@@ -182,7 +182,7 @@ class DeepSpeedPipeline(SimulatedRun):
             self.received_gradient = self.received if is_shared else self.requests.take(self.hidden_bytes)
 
     def _forward_pass(self, micro_batch: int) -> None:
-        """Run forward; logits take the place of others, whose graph is freed, and then the loss does."""
+        """Run forward; logits take the place of others and free their graph, and then the loss does."""
         self.requests.begin(f"forward_{self.number}")
         exist = micro_batch > 0
         if exist not in self.recorded:
