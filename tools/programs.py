@@ -18,7 +18,7 @@ from memcalc.ledger.verdict import Answer
 from memcalc.spec.hardware.gpus import with_budget
 from memcalc.verdict.judge import as_assumed, gpu_of, judge
 from memcalc.verdict.needs import need_of
-from memcalc.verdict.run_types import program_kinds
+from memcalc.verdict.run_types import PROGRAMS, program_kinds
 from tools.markdown import table
 from tools.recorded_errors import Compared, Recorded, compiled_runs, program_runs
 from tools.recorded_errors import compared as replayed
@@ -129,7 +129,10 @@ def verdicts_table() -> str:
         "large": ("fits", "unknown", "does-not-fit"),
     }
     rows = [
-        (kind, *(str(count[gpu, answer]) for gpu, order in answers.items() for answer in order))
+        (
+            f"{kind}, others" if kind == PROGRAMS else kind,
+            *(str(count[gpu, answer]) for gpu, order in answers.items() for answer in order),
+        )
         for kind, count in sorted(found.items(), key=lambda item: (item[0] == "all", item[0]))
     ]
     head = ("programs", "too small: DOES NOT FIT", "CANNOT SAY", "false FITS")

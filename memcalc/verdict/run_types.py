@@ -34,11 +34,15 @@ def program_kinds(spec: Spec) -> tuple[str, ...]:
     """Return the kinds of a framework's program, narrowest first; empty for memcalc's own training step.
 
     That step does not predict the other allocations of a program. Only Megatron-LM trains Megatron-Core's modules.
+    DeepSpeed's pipeline engine was recorded in programs alone. They reserve what is replayed, but only of one model
+    definition, so all programs give their errors.
     """
     if spec.inference is not None:
         return ()
     if spec.training.implementation == "megatron":
         return f"{PROGRAMS}, {_ENGINES['megatron']}", PROGRAMS
+    if spec.parallelism.has_pipeline_engine:
+        return (PROGRAMS,)
     if spec.training.framework is None:
         return ()
     parallelism = spec.parallelism

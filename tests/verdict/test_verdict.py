@@ -19,7 +19,7 @@ from memcalc.stream.requests import AllocatorOverhead
 from memcalc.verdict.judge import is_expected_to_fit, judge, size, verdict_of
 from memcalc.verdict.needs import MemoryNeed, least_bytes, need_of
 from memcalc.verdict.recorded_errors import ENOUGH, UNRECORDED, replay_errors, reserve_ratio
-from memcalc.verdict.run_types import kinds_of
+from memcalc.verdict.run_types import kinds_of, program_kinds
 from tests.properties.specs import Config, configs, examples
 from tests.records import RECORDS, pin_records
 
@@ -157,6 +157,23 @@ def test_fits_follows_the_answer() -> None:
 )
 def test_kinds(words: tuple[str, ...], kinds: tuple[str, ...]) -> None:
     assert kinds_of(memcalc.load("gpt2", *words)) == kinds
+
+
+@pytest.mark.parametrize(
+    ("words", "kinds"),
+    [
+        ((), ()),
+        (("training.framework=trainer",), ("frameworks' programs, one GPU", "frameworks' programs")),
+        (
+            ("training.framework=deepspeed", "engine=deepspeed", "data_parallel=2"),
+            ("frameworks' programs, DeepSpeed", "frameworks' programs"),
+        ),
+        # recorded in programs alone, of one model definition: the errors of all programs
+        (("engine=deepspeed", "pipeline_parallel=2"), ("frameworks' programs",)),
+    ],
+)
+def test_kinds_of_programs(words: tuple[str, ...], kinds: tuple[str, ...]) -> None:
+    assert program_kinds(memcalc.load("gpt2", *words)) == kinds
 
 
 def test_a_kind_with_few_records_takes_those_of_the_next_wider_one(monkeypatch: pytest.MonkeyPatch) -> None:
