@@ -113,7 +113,8 @@ def verdict_of(need: MemoryNeed, gpu: GpuSpec | None, limit: int, least: int, li
     extra = sum(each.at_least_bytes for each in unmodelled)
     overcounted, most = overcounting(limits), most_unmodelled_bytes(limits)
     bounded = most is not None and need.high_bytes + most <= limit
-    if extra + (least if on_gpu else interval.low_bytes) > limit:
+    by_records = on_gpu and need.overhead is None
+    if extra + (least if by_records else interval.low_bytes) > limit:
         answer = "does-not-fit"
     elif unmodelled and answer == "fits" and not bounded:
         answer = "unknown"
@@ -139,13 +140,16 @@ def _is_expected(need: MemoryNeed, limit: int, *, on_gpu: bool) -> bool:
 
 
 def _interval(need: MemoryNeed, answer: Answer, limit: int, least: int) -> Interval:
-    """Return the interval from `least`, narrowed by the answer: a run that fits needs no more than the limit."""
+    """Return the interval from `least`, narrowed by the answer: a run that fits needs no more than the limit.
+
+    A run without a replay that may fit although it reserves more on a larger device may need less than the limit.
+    """
     low, high = max(need.low_bytes, least), need.high_bytes
     if answer == "fits":
         high = min(high, limit)
     elif answer == "does-not-fit":
         low = max(low, limit + 1)
-    else:
+    elif need.overhead is None:
         low = max(min(low, limit), least)
     return Interval(min(low, high), max(low, high), need.errors, need.late_bytes > need.most_reserved_bytes)
 

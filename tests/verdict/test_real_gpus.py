@@ -74,7 +74,9 @@ def test_a_rank_between_the_first_and_the_last_decides_where_it_runs_out_of_memo
         ("engine=deepspeed zero_stage=2 data_parallel=8", (None, 0, 1, 2, 3, 4, 5, 6)),
         ("engine=deepspeed zero_stage=2 data_parallel=64", (None, 0, 8, 16, 24, 32, 40, 48, 56)),
         ("engine=deepspeed zero_stage=2 data_parallel=2", (None, 0)),
-        ("engine=deepspeed zero_stage=1 data_parallel=8", (None,)),
+        ("engine=deepspeed zero_stage=1 data_parallel=8", (None, 1, 2, 3, 4, 5, 6, 7)),
+        ("engine=deepspeed zero_stage=1 data_parallel=2", (None, 1)),
+        ("engine=deepspeed zero_stage=1 data_parallel=8 recipe=mixed-20", (None,)),  # BF16_Optimizer
         ("engine=deepspeed zero_stage=3 data_parallel=8", (None,)),
         ("engine=fsdp2 zero_stage=3 data_parallel=8", (None,)),
         ("engine=fsdp2 zero_stage=3 context_parallel=4 context_parallel_method=ring", (None, 3)),
