@@ -199,6 +199,7 @@ class ZeRO12(Engine):
         self.bucket: list[int] = []  # the storage of the bucket, or of both buckets
         self.waiting: list[WaitingGradient] = []
         self.inside = 0  # elements that wait for reduction
+        self.uncopied: list[int] = []  # storages of gradients of other ranks that are larger than a bucket (stage 1)
         self.own: int | None = None  # the gradients of the rank's own partition
         self.positions: dict[
             tuple[str, str], deque[int]
@@ -378,12 +379,20 @@ class ZeRO12(Engine):
         return [self.requests.take(size, self.stream, self.labels.flattened)]
 
     def _keep_own(self) -> None:
-        """Keep the rank's own gradients, and empty the bucket."""
+        """Keep the rank's own gradients, and empty the bucket.
+
+        At stage 1 the gradient of a parameter outside of the partition stays if it was not copied into the bucket.
+        Source: reduce_ipg_grads.
+        """
         for each in self.waiting:
             own = self.groups[each.group].partition
-            if each.begin < own.stop and own.start < each.begin + each.elements:
+            is_own = each.begin < own.stop and own.start < each.begin + each.elements
+            if is_own:
                 self._keep(each)
-            self.requests.drop(() if each.storage is None else (each.storage,))
+            if each.storage is not None and self.choice.zero_stage == 1 and not is_own:
+                self.uncopied.append(each.storage)
+            elif each.storage is not None:
+                self.requests.drop((each.storage,))
         self.waiting, self.inside = [], 0
 
     def _keep(self, gradient: WaitingGradient) -> None:
@@ -397,9 +406,10 @@ class ZeRO12(Engine):
             self.requests.take(size * FLOAT, 0, self.labels.main)
 
     def _drop_bucket(self) -> None:
+        """Free the buckets and other gradients. Source: independent_gradient_partition_epilogue."""
         assert self.bucket
-        self.requests.drop(self.bucket)
-        self.bucket = []
+        self.requests.drop([*self.bucket, *self.uncopied])
+        self.bucket, self.uncopied = [], []
 
     # -- the optimizer's step ------------------------------------------------------------------------------------------
 
