@@ -270,6 +270,24 @@ def pytorch(spec: Any, phases: Phases) -> None:
     TrainingRun(spec, torch.device("cuda", 0)).execute(STEPS, phases)
 
 
+ZERO_SETTINGS = {  # of DeepSpeed's config, by field of the run
+    "reduce_bucket_size": "reduce_bucket_size",
+    "prefetch_bucket_size": "stage3_prefetch_bucket_size",
+    "param_persistence_threshold": "stage3_param_persistence_threshold",
+    "overlap_comm": "overlap_comm",
+}
+# What DeepSpeed does with such a model, whatever its config says.
+NO_SETTINGS = {"copies_fp32_weights", "casts_fp32_weights"}
+
+
+def zero_settings(spec: Any) -> dict[str, Any]:
+    """The settings of ZeRO that the run names; a field that DeepSpeed's config lacks is rejected."""
+    named = spec.parallelism.zero_optimization.model_dump(exclude_defaults=True, exclude=NO_SETTINGS)
+    if unknown := named.keys() - ZERO_SETTINGS.keys():
+        raise SystemExit(f"this recorder has no setting for {', '.join(sorted(unknown))}")
+    return {ZERO_SETTINGS[name]: value for name, value in named.items()}
+
+
 def offloaded(spec: Any) -> dict[str, Any]:
     """DeepSpeed's words for what is on the host."""
     where = {"device": "cpu", "pin_memory": spec.parallelism.offload_pin_memory}
@@ -297,7 +315,7 @@ def deepspeed(spec: Any, phases: Phases) -> None:
         "gradient_accumulation_steps": spec.training.gradient_accumulation_steps,
         **({spec.training.dtype: {"enabled": True}} if spec.training.recipe in {"mixed-16", "mixed-20"} else {}),
         **({"data_types": {"grad_accum_dtype": "fp32"}} if spec.training.recipe == "mixed-20" else {}),
-        "zero_optimization": {"stage": stage} | offloaded(spec),
+        "zero_optimization": {"stage": stage} | zero_settings(spec) | offloaded(spec),
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,  # DeepSpeed's own is compiled on the way
     }
