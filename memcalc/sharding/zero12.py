@@ -389,10 +389,11 @@ class ZeRO12(Engine):
             is_own = each.begin < own.stop and own.start < each.begin + each.elements
             if is_own:
                 self._keep(each)
-            if each.storage is not None and self.choice.zero_stage == 1 and not is_own:
-                self.uncopied.append(each.storage)
-            elif each.storage is not None:
-                self.requests.drop((each.storage,))
+            uncopied = [] if each.storage is None else [each.storage]
+            if self.choice.zero_stage == 1 and not is_own:
+                self.uncopied += uncopied
+            else:
+                self.requests.drop(uncopied)
         self.waiting, self.inside = [], 0
 
     def _keep(self, gradient: WaitingGradient) -> None:

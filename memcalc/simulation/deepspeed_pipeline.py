@@ -20,7 +20,7 @@ from memcalc.simulation.in_flight_batches import Recorded
 from memcalc.simulation.initial_tensors import InitialTensors
 from memcalc.simulation.layer_loops import LayerLoop
 from memcalc.simulation.plans import plan_of
-from memcalc.simulation.simulated_run import SimulatedRun
+from memcalc.simulation.scheduled_run import ScheduledRun
 from memcalc.simulation.stage_blocks import StageBlocks
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.spec import Spec
@@ -103,7 +103,7 @@ class PipelineBatch:
         return kept
 
 
-class DeepSpeedPipeline(SimulatedRun):
+class DeepSpeedPipeline(ScheduledRun):
     """Recorder of the requests of one stage of DeepSpeed's pipeline engine.
 
     Args:
@@ -132,16 +132,8 @@ class DeepSpeedPipeline(SimulatedRun):
         self.outputs: dict[int, list[int]] = {}  # by buffer: what the logits and their graph reference
         self.loss: list[int] = []  # what the newest loss and its graph reference
         self.received = self.received_gradient = -1  # the buffers that are received into
-        self.number = ""  # of the step
 
-    def _run(self, phase: str) -> None:
-        kind, _, number = phase.rpartition("_")
-        if kind in ("loss", "backward"):  # with the forward: the passes of micro-batches alternate
-            return
-        if kind != "forward":
-            super()._run(phase)
-            return
-        self.number = number
+    def _play_schedule(self) -> None:
         self.engine.prepare()
         run = {
             Instruction.LOAD: self._load,
@@ -155,7 +147,6 @@ class DeepSpeedPipeline(SimulatedRun):
             if instruction in run:
                 run[instruction](micro_batch)
         self.gradients = self.engine.after_last_backward(self.gradients)
-        self.requests.begin(phase)
 
     def _load(self, micro_batch: int) -> None:
         """Load token and position ids on the first stage, labels on the last one. Source: _exec_load_micro_batch."""

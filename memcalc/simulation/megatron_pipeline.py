@@ -18,7 +18,7 @@ from memcalc.simulation.forward_backward import ForwardBackward
 from memcalc.simulation.in_flight_batches import InFlight, Recorded
 from memcalc.simulation.layer_loops import LayerLoop
 from memcalc.simulation.plans import plan_of
-from memcalc.simulation.simulated_run import SimulatedRun
+from memcalc.simulation.scheduled_run import ScheduledRun
 from memcalc.simulation.stage_blocks import StageBlocks
 from memcalc.spec.spec import Spec
 from memcalc.states.megatron_buffers import sent_gradient
@@ -31,7 +31,7 @@ MODEL = "decoder.input_tensor"
 NOTHING = -1  # no storage: the first stage receives no input, the last one no gradient
 
 
-class MegatronPipeline(SimulatedRun):
+class MegatronPipeline(ScheduledRun):
     """Recorder of the requests of one pipeline stage of Megatron-Core.
 
     Args:
@@ -48,16 +48,8 @@ class MegatronPipeline(SimulatedRun):
         self.recorded: Recorded | None = None
         self.waiting: deque[tuple[InFlight, int]] = deque()  # micro-batches between passes, with their inputs
         self.variables: dict[str, tuple[int, ...]] = {}  # variables of the schedule, and what they reference
-        self.number = ""  # of the step
 
-    def _run(self, phase: str) -> None:
-        kind, _, number = phase.rpartition("_")
-        if kind in ("loss", "backward"):  # with the forward: the passes of micro-batches alternate
-            return
-        if kind != "forward":
-            super()._run(phase)
-            return
-        self.number = number
+    def _play_schedule(self) -> None:
         self.engine.prepare()
         self.engine.begin(have_gradients=False, last=True)
         warmup = min(self.micro_batches, self.spec.parallelism.pipeline_parallel - 1 - self.stage.index)
@@ -84,7 +76,6 @@ class MegatronPipeline(SimulatedRun):
             self._backward_pass()
         for name in (INPUT, OUTPUT, INPUT_GRADIENT, OUTPUT_GRADIENT):
             self._assign(name)
-        self.requests.begin(phase)
 
     def _receive_input(self) -> None:
         self._assign(INPUT, NOTHING if self.stage.has_embedding else self._buffer())

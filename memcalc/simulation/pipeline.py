@@ -25,7 +25,7 @@ from memcalc.simulation.forward_backward import ForwardBackward
 from memcalc.simulation.in_flight_batches import InFlight, Recorded
 from memcalc.simulation.layer_loops import LayerLoop
 from memcalc.simulation.plans import plan_of
-from memcalc.simulation.simulated_run import SimulatedRun
+from memcalc.simulation.scheduled_run import ScheduledRun
 from memcalc.simulation.stage_blocks import StageBlocks
 from memcalc.spec.spec import Spec
 from memcalc.states.gradient_policy import gradient_policy
@@ -49,7 +49,7 @@ class ShardedChunk(NamedTuple):
     parameters: Mapping[int, Mapping[str, LocalParameter]]
 
 
-class SimulatedPipeline(SimulatedRun):
+class SimulatedPipeline(ScheduledRun):
     """Recorder of the requests of one pipeline stage.
 
     Args:
@@ -79,24 +79,17 @@ class SimulatedPipeline(SimulatedRun):
         engine = engine_of(self.requests, ordered, units, self.spec, plan_of(self.spec), chunk=number)
         return ShardedChunk(chunk, engine, gradient_names(self.spec, units))
 
-    def _run(self, phase: str) -> None:
-        kind, _, number = phase.rpartition("_")
-        if kind in ("loss", "backward"):  # with the forward: the parts of micro-batches alternate
-            return
-        if kind != "forward":
-            super()._run(phase)
-            return
+    def _play_schedule(self) -> None:
         if not self.buffers:
             self._receive()
         for each in self.chunks:
             each.engine.prepare()
             each.engine.begin(have_gradients=bool(self.gradients), last=True)
         for action in actions_of(self.spec, self.stage):
-            self._act(action, number)
+            self._act(action)
         for name in list(self.variables):
             self._assign(name, [])
         self._forget_losses()
-        self.requests.begin(phase)
 
     def _forget_losses(self) -> None:
         """Drop the losses of all micro-batches. Source: schedules.py, _update_losses."""
@@ -117,7 +110,7 @@ class SimulatedPipeline(SimulatedRun):
             number: Buffers(*each) for number, each in enumerate(zip(activations, reversed(gradients), strict=True))
         }
 
-    def _act(self, action: Action, number: str) -> None:
+    def _act(self, action: Action) -> None:
         chunk, micro_batch = action.chunk, action.micro_batch
         key = chunk, micro_batch
         engine = self.chunks[chunk].engine
@@ -132,7 +125,7 @@ class SimulatedPipeline(SimulatedRun):
                 self._forget_losses()
             self.gradients += engine.reduce_gradients()
         elif action.kind == "forward":
-            self.requests.begin(f"forward_{number}")
+            self.requests.begin(f"forward_{self.number}")
             given = self.buffers[chunk].activations
             exist = micro_batch > 0 or (engine.keeps_gradients and bool(self.gradients))
             recorded = self._recorded(chunk, exist=exist)
@@ -141,11 +134,11 @@ class SimulatedPipeline(SimulatedRun):
             if action.variable:
                 self._assign("output", [] if output is None else [output])
             if output is None:
-                self.requests.begin(f"loss_{number}")
+                self.requests.begin(f"loss_{self.number}")
                 found.loss()
             self._assign(action.variable, [] if output is None else [output])
         else:
-            self.requests.begin(f"backward_{number}")
+            self.requests.begin(f"backward_{self.number}")
             given = self.buffers[chunk].gradients
             found = self.in_flight.pop(key)
             gradients, sent = found.backward(given[micro_batch] if given else -1)

@@ -11,7 +11,6 @@ import pytest
 import memcalc
 from benchmarks.programs.compare import settings, write_files
 from benchmarks.programs.record import RECORDINGS, read_records
-from memcalc.allocator.pytorch.constants import STREAM_SHIFT
 from memcalc.estimation.estimate import estimate
 from memcalc.layout.local_parameters import stage_parameters
 from memcalc.layout.schedules import pipe_buffers
@@ -21,6 +20,7 @@ from memcalc.sharding.engines import ranks_to_replay
 from memcalc.simulation.simulated_run import run_requests, simulate, unsupported_reason
 from memcalc.spec.spec import Spec
 from memcalc.stream.requests import RequestInterval
+from tests.sharding.live_storages import live_at_the_end
 
 LAYERS, WIDTH, VOCAB, LENGTH, BATCH = 4, 256, 8192, 512, 2
 HIDDEN = 2 * BATCH * LENGTH * WIDTH  # bytes of the hidden states of a micro-batch in 16 bits
@@ -77,23 +77,9 @@ def test_pipeline_buffers(stages: int, stage: int, micro_batches: int, buffers: 
     assert pipe_buffers(stages, stage, micro_batches) == buffers
 
 
-def live_at_the_end(spec: Spec, stage: int) -> dict[int, int]:
-    """Return the bytes of the storages that are live after the last step."""
-    live: dict[int, int] = {}
-    number = 0
-    for stretch in run_requests(spec, stages_of(spec)[stage]).stretches:
-        for change in stretch.script:
-            if change < 0:
-                del live[~change]
-            else:
-                live[number] = change % (1 << STREAM_SHIFT)
-                number += 1
-    return live
-
-
 def test_what_the_buffers_reference_between_steps() -> None:
     """The first stage keeps ids and a buffer for gradients; the last one inputs, their gradients, logits and labels."""
-    first, last = ([*live_at_the_end(small(), stage).values()] for stage in (0, 1))
+    first, last = ([*live_at_the_end(small(), stage).values()] for stage in stages_of(small()))
 
     assert first.count(HIDDEN) == 1  # the gradient received
     assert first.count(IDS) == 2 * 2  # tokens and positions in two buffers
@@ -106,7 +92,7 @@ def test_a_stage_in_the_middle_has_one_buffer_to_receive_into() -> None:
     """DeepSpeed 0.19.8 runtime/pipe/engine.py, _allocate_or_extend_buffers."""
     spec = small(stages=3)
 
-    assert [*live_at_the_end(spec, 1).values()].count(HIDDEN) == 1
+    assert [*live_at_the_end(spec, stages_of(spec)[1]).values()].count(HIDDEN) == 1
 
 
 @pytest.mark.parametrize("stages", [2, 3])
@@ -139,14 +125,14 @@ def test_what_is_not_replayed(words: tuple[str, ...], reason: str) -> None:
 
 
 def test_the_last_rank_of_a_table_keeps_it_whole_beside_its_other_gradients() -> None:
-    """Of two ranks, if the table is more than half of the flat tensor; the first one is replayed, too."""
+    """Of two ranks, if the table is more than half of the flat tensor. Both ranks are replayed."""
     large, small_table = small("data_parallel=2", "vocab_size=32768"), small("data_parallel=2", "vocab_size=1024")
     last = stages_of(large)[-1]
     most = [max(whole for whole, _ in simulate(large, last, rank).tops.values()) for rank in (None, 0, 1)]
 
     assert most[0] == most[2] > most[1]
     assert run_requests(small_table, last).stretches == run_requests(small_table, last, 0).stretches
-    assert ranks_to_replay(large) == (None, 0)
+    assert ranks_to_replay(large) == (None, 0, 1)
 
 
 def test_sums_in_bf16_are_cast_for_norms_and_for_the_update() -> None:

@@ -22,6 +22,7 @@ from memcalc.spec.loading import load
 from memcalc.spec.spec import Spec
 from memcalc.states.pipelining import received as of_engine
 from memcalc.verdict.judge import size
+from tests.sharding.live_storages import live_at_the_end
 from tests.thinning import quick_covering
 
 RECORDS = Path(__file__).parents[2] / "benchmarks" / "recordings" / "reserved"
@@ -76,20 +77,14 @@ def test_everything_of_a_step_is_freed_but_its_states(words: tuple[str, ...]) ->
     """After the third step: weights, gradients, two moments, the batch, receive buffers and workspaces are left."""
     spec = small("gradient_accumulation_steps=4", *words)
     for stage in stages_of(spec):
-        live: dict[int, int] = {}
-        number = 0
-        for stretch in run_requests(spec, stage).stretches:
-            for change in stretch.script:
-                if change < 0:
-                    del live[~change]
-                else:
-                    live[number] = change % (1 << STREAM_SHIFT)
-                    number += 1
         weights = sum(held.count * held.elements for held in stage_parameters(spec, stage))
         received = sum(item.count * item.each for item in of_engine(spec, stage) if item.mask & BIT["optimizer_step_2"])
         batch, workspaces = 2 * 4 * 8 * 512, 2 * (2 * 4096 + 8 * 16) * 2**10
         # bf16 weights, gradients and two moments; the optimizer counts its steps on the host
-        assert sum(live.values()) == 4 * 2 * weights // spec.parallelism.shards + received + batch + workspaces
+        assert (
+            sum(live_at_the_end(spec, stage).values())
+            == 4 * 2 * weights // spec.parallelism.shards + received + batch + workspaces
+        )
 
 
 @cache
