@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from memcalc.search.variants import varied, violated_rule
-from memcalc.spec.defaults import ENGINE_OF_STAGE
+from memcalc.spec.defaults import ENGINE_OF_STAGE, engines_of_stages
 from memcalc.spec.spec import Spec
 
 MOST_CHUNKS = 64  # of layers in a stage; each reduces the bubble, and adds a send
@@ -148,7 +148,7 @@ class Space:
         for e in self._values("expert_parallel", self._experts(t * c * n)):
             for schedule, virtual in self._schedules(p):
                 for sharded in self._values("sequence_parallel", (False, True) if t > 1 else (False,)):
-                    for stage, engine in self._shardings(t * c * p * e, n * c):
+                    for stage, engine in self._shardings(t * c * p * e, n * c, schedule):
                         if p > 1 and engine == "fsdp2" and "zero_stage" not in self._fixed_fields:
                             why = "not searched, since a stage holds gathered parameters and unsharded gradients for "
                             self._prune(f"zero_stage = {stage} with pipeline_parallel = {p}", f"{why}the whole step")
@@ -178,7 +178,7 @@ class Space:
         if stages > 1 and layers % stages == 0:
             yield from (("interleaved", chunks) for chunks in divisors(layers // stages)[1:] if chunks <= MOST_CHUNKS)
 
-    def _shardings(self, model_parallel: int, shards: int) -> Iterator[tuple[int, str]]:
+    def _shardings(self, model_parallel: int, shards: int, schedule: str) -> Iterator[tuple[int, str]]:
         """Yield ZeRO stages with their engine; a stage that shards over one rank is stage 0."""
         own, implementation = self._spec.parallelism, self._spec.training.implementation
         if implementation == "megatron":
@@ -187,7 +187,8 @@ class Space:
             known = [(2, "fsdp2"), (3, "fsdp2")]
         else:
             known = [
-                (stage, own.engine if stage == own.zero_stage else engine) for stage, engine in ENGINE_OF_STAGE.items()
+                (stage, own.engine if stage == own.zero_stage else engine)
+                for stage, engine in engines_of_stages(schedule).items()
             ]
         if "engine" in self._fixed_fields:
             known = [(stage, own.engine) for stage in ENGINE_OF_STAGE]

@@ -25,6 +25,8 @@ MEGATRON_IN_FP32 = {"recipe": "fp32-main", "attention": "eager"}  # neither --bf
 
 SDPA = "sdpa"  # transformers' word for the fused kernel that PyTorch picks
 ENGINE_OF_STAGE = {0: "ddp", 1: "deepspeed", 2: "deepspeed", 3: "fsdp2"}
+# DeepSpeed's pipeline engine has no schedule but 1F1B (0.19.8 runtime/pipe/engine.py, TrainSchedule).
+ENGINE_OF_STAGE_IN_OTHER_SCHEDULES = ENGINE_OF_STAGE | {1: "megatron", 2: "fsdp2"}
 
 
 def default_training(
@@ -133,9 +135,7 @@ def takes_math_kernel(architecture: object, key_heads: object, norms_per_layer: 
 
 
 def default_parallelism(parallelism: dict[str, Any], implementation: object, dtype: object = None) -> dict[str, Any]:
-    """Return the parallelism block with its derived engine:
-
-    ddp, deepspeed or fsdp2 by ZeRO stage, megatron for Megatron.
+    """Return the parallelism block with its derived engine, by ZeRO stage and schedule; megatron for Megatron.
 
     Args:
         parallelism: the block.
@@ -150,11 +150,19 @@ def default_parallelism(parallelism: dict[str, Any], implementation: object, dty
         filled.setdefault("engine", "megatron")
     if implementation == "torchtitan":
         filled.setdefault("zero_stage", 3)
-    stage = filled.get("zero_stage", 0)
-    filled.setdefault("engine", ENGINE_OF_STAGE.get(stage, "ddp") if isinstance(stage, int) else "ddp")
+    filled.setdefault("engine", _engine(filled.get("zero_stage", 0), filled.get("schedule", "1f1b")))
     if filled.get("offload", "none") != "none":
         filled.setdefault("offload_pin_memory", filled["engine"] == "fsdp2")  # DeepSpeed's default is pin_memory: false
     return filled
+
+
+def _engine(stage: object, schedule: object) -> str:
+    return engines_of_stages(str(schedule)).get(stage, "ddp") if isinstance(stage, int) else "ddp"
+
+
+def engines_of_stages(schedule: str) -> dict[int, str]:
+    """Return the default engine of each ZeRO stage, for a pipeline schedule."""
+    return ENGINE_OF_STAGE if schedule == "1f1b" else ENGINE_OF_STAGE_IN_OTHER_SCHEDULES
 
 
 def split_gpus(parallelism: dict[str, Any], where: str) -> dict[str, Any]:

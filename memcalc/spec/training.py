@@ -343,7 +343,10 @@ class TrainingSpec(ConfigBlock):
 class ParallelismSpec(ConfigBlock):
     """How the step is sharded over ranks."""
 
-    engine: Engine = Field(description="library that shards; default: ddp, deepspeed (ZeRO 1, 2) or fsdp2 (ZeRO 3)")
+    engine: Engine = Field(
+        description="library that shards; default: ddp, deepspeed (ZeRO 1, 2) or fsdp2 (ZeRO 3); in schedules other "
+        "than 1f1b megatron (ZeRO 1) or fsdp2 (ZeRO 2)"
+    )
     data_parallel: Size = Field(1, description="N: replicas, over which ZeRO shards")
     tensor_parallel: Size = Field(1, description="t: ranks that shard each linear layer")
     pipeline_parallel: Stages = Field(1, description="p: stages, each with a part of the layers")

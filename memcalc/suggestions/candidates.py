@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from memcalc.spec.defaults import engines_of_stages
 from memcalc.spec.optimizers import OPTIMIZERS
 from memcalc.spec.spec import Spec
 from memcalc.units import divisors
@@ -95,9 +96,7 @@ def _sharding(spec: Spec) -> Iterator[ChangeCandidate]:
         yield ChangeCandidate("shard more", _stage(spec, stage), _STAGE_COSTS[stage], SAME)
     if parallelism.offload == "none" and not _of_megatron(spec):
         for overrides in _offloads(spec):
-            yield ChangeCandidate(
-                "shard more", overrides, "offload optimizer states; the CPU updates the weights", SAME
-            )
+            yield ChangeCandidate("offload", overrides, "offload optimizer states; the CPU updates the weights", SAME)
     if spec.model.moe is not None:
         for factor in FACTORS:
             overrides = (f"parallelism.expert_parallel={parallelism.expert_parallel * factor}",)
@@ -148,7 +147,7 @@ _STAGE_COSTS = {
 
 
 def _stage(spec: Spec, stage: int) -> tuple[str, ...]:
-    engine = "megatron" if _of_megatron(spec) else "fsdp2" if stage == 3 else "deepspeed"
+    engine = "megatron" if _of_megatron(spec) else engines_of_stages(spec.parallelism.schedule)[stage]
     return f"parallelism.zero_stage={stage}", f"parallelism.engine={engine}"
 
 

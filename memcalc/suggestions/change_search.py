@@ -10,7 +10,7 @@ from memcalc.errors import InputError
 from memcalc.estimation.estimate import estimate
 from memcalc.ledger.result import Result
 from memcalc.spec.spec import Spec
-from memcalc.suggestions.candidates import ALLOCATOR, NONE, OTHER_CARD, RESULTS, SAME, ChangeCandidate
+from memcalc.suggestions.candidates import ALLOCATOR, MORE_GPUS, NONE, OTHER_CARD, RESULTS, SAME, ChangeCandidate
 from memcalc.suggestions.run_overrides import UserRun, joined
 
 MOST_PAIRS = 2  # per kind of result
@@ -81,7 +81,7 @@ class ChangeSearch:
 
         The cheapest pairs of each kind of result are returned, because a user without more GPUs needs alternatives that
         change the training result. Within one kind no lever is repeated; levers of pairs that keep the result without
-        more GPUs are not repeated in other kinds, either.
+        more GPUs are not repeated in other kinds, either. No pair multiplies the GPUs of a run twice that has several.
         """
         enough = {candidate.lever for candidate, change in self._possible if change.fits}
         levers: dict[tuple[str, str], list[ChangeCandidate]] = {}
@@ -90,9 +90,11 @@ class ChangeSearch:
                 levers.setdefault((candidate.lever, candidate.result), []).append(candidate)
         found: list[SuggestedChange] = []
         free: set[str] = set()  # levers of pairs that require neither GPUs nor another training result
+        base = self._loaded(())
+        several = base is not None and base.parallelism.ranks > 1
         for result in RESULTS:
             paired = set(free)
-            for change in self._of_kind(result, [*levers.values()], free):
+            for change in self._of_kind(result, [*levers.values()], free, more_gpus_twice=not several):
                 if paired.isdisjoint(change.levers) and len(paired) < len(free) + 2 * MOST_PAIRS:
                     found.append(change)
                     paired.update(change.levers)
@@ -100,11 +102,15 @@ class ChangeSearch:
                 free = paired
         return found
 
-    def _of_kind(self, result: str, levers: list[list[ChangeCandidate]], passed: set[str]) -> list[SuggestedChange]:
+    def _of_kind(
+        self, result: str, levers: list[list[ChangeCandidate]], passed: set[str], *, more_gpus_twice: bool
+    ) -> list[SuggestedChange]:
         """Return the mildest pair of each two levers with this kind of result, the cheapest first."""
         found = []
         for one, other in combinations(levers, 2):
             kinds = (one[0].result, other[0].result)
+            if kinds == (MORE_GPUS, MORE_GPUS) and not more_gpus_twice:
+                continue
             if max(kinds, key=RESULTS.index) == result and passed.isdisjoint((one[0].lever, other[0].lever)):
                 change = self._mildest((one, other))
                 if change is not None:

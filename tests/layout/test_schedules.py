@@ -205,7 +205,8 @@ def test_logits_of_llama_3_8b_over_two_stages_of_sixteen_chunks() -> None:
     reciprocal deviation, 4 bytes per token; and the loss with its weight, while all these are still named.
     """
     split = (
-        "engine=deepspeed",
+        "engine=megatron",
+        "recipe=mixed-18",
         "tensor_parallel=2",
         "pipeline_parallel=2",
         "schedule=interleaved",

@@ -183,6 +183,21 @@ def test_a_schedule_has_stages_and_layers_enough(spread: dict[str, Any], message
     assert refusal(parallelism=spread) == f"configuration: parallelism.schedule: {message}"
 
 
+@pytest.mark.parametrize("schedule", ["gpipe", "zb-h1"])
+def test_deepspeeds_pipeline_engine_has_one_schedule(schedule: str) -> None:
+    """DeepSpeed 0.19.8 runtime/pipe/engine.py: train_batch runs TrainSchedule, which is 1F1B."""
+    spread = {"pipeline_parallel": 2, "schedule": schedule, "data_parallel": 2}
+    assert refusal(parallelism=spread | {"zero_stage": 1, "engine": "deepspeed"}) == (
+        f"configuration: parallelism.schedule: schedule = {schedule} does not run with engine = deepspeed, which has "
+        "1f1b only. Leave schedule out, or set engine: megatron (recipe mixed-18) or fsdp2."
+    )
+    assert load({"model": SIZES, "parallelism": spread | {"zero_stage": 2}}).parallelism.engine == "fsdp2"
+    training = {"recipe": "mixed-18"}
+    run = load({"model": SIZES, "training": training, "parallelism": spread | {"zero_stage": 1}})
+    assert run.parallelism.engine == "megatron"
+    assert load({"model": SIZES, "parallelism": spread}).parallelism.engine == "ddp"
+
+
 def test_only_interleaving_has_virtual_stages() -> None:
     assert refusal(parallelism=PIPELINE | {"virtual_stages": 2}) == (
         "configuration: parallelism.virtual_stages: virtual_stages = 2 needs schedule = interleaved, not 1f1b. Set "

@@ -7,9 +7,10 @@ import pytest
 import memcalc
 from memcalc.api.sources import run_of
 from memcalc.ledger.result import Result
+from memcalc.search.variants import is_hopeless
 from memcalc.spec.spec import Spec
 from memcalc.suggestions.candidates import MORE_GPUS, OTHER_RESULT, RESULTS, SAME, ChangeCandidate, candidates
-from memcalc.suggestions.change_search import MOST_PAIRS, ChangeSearch
+from memcalc.suggestions.change_search import MOST_PAIRS, ChangeSearch, SuggestedChange
 from memcalc.suggestions.run_overrides import written_out
 from memcalc.verdict.judge import judge
 from tests.thinning import quick_every
@@ -37,7 +38,13 @@ def finder(name: str, overrides: tuple[str, ...], card: str) -> ChangeSearch:
         candidates(spec),
         memcalc.estimate(spec).ledger.peak_bytes,
         by_verdict,
+        is_hopeless,
     )
+
+
+@cache
+def pairs(name: str, overrides: tuple[str, ...], card: str) -> list[SuggestedChange]:
+    return finder(name, overrides, card).pairs()
 
 
 @pytest.mark.parametrize(("name", "overrides", "card"), quick_every(3, RUNS, unpack=True))
@@ -47,7 +54,7 @@ def test_each_is_what_the_estimate_says(name: str, overrides: tuple[str, ...], c
     before = memcalc.estimate(name, *overrides, gpu=card)
 
     assert not before.fits
-    for change in [*found.singles(), *found.pairs()]:
+    for change in [*found.singles(), *pairs(name, overrides, card)]:
         after = memcalc.estimate(name, *overrides, *change.overrides, gpu=card)
         assert change.allocated == after.ledger.peak_bytes
         assert change.saved == before.ledger.peak_bytes - after.ledger.peak_bytes
@@ -66,7 +73,7 @@ def test_neither_half_of_a_pair_is_enough(name: str, overrides: tuple[str, ...],
     found = finder(name, overrides, card)
     enough = {change.levers[0] for change in found.singles() if change.fits}
 
-    for pair in found.pairs():
+    for pair in pairs(name, overrides, card):
         assert len(pair.levers) == 2
         assert enough.isdisjoint(pair.levers)
 
@@ -89,7 +96,7 @@ def test_the_same_result_means_the_same_sequences_a_step(name: str, overrides: t
     found = finder(name, overrides, card)
     before = sequences(memcalc.load(name, *overrides, gpu=card))
 
-    for change in [*found.singles(), *found.pairs()]:
+    for change in [*found.singles(), *pairs(name, overrides, card)]:
         assert change.result == OTHER_RESULT or sequences(change.spec) == before
 
 
@@ -128,7 +135,7 @@ def test_more_replicas_take_over_what_there_is(batch: tuple[str, ...], expected:
 
 def test_every_kind_of_pair_is_listed() -> None:
     """Without more GPUs, adapters over recomputed layers are listed, regardless of how many layouts also fit."""
-    found = finder("llama-3-70b", (), "a100-80gb").pairs()
+    found = pairs("llama-3-70b", (), "a100-80gb")
 
     for kind in RESULTS:
         assert len([change for change in found if change.result == kind]) <= MOST_PAIRS
@@ -136,9 +143,30 @@ def test_every_kind_of_pair_is_listed() -> None:
     assert ("recompute all", "train adapters") in {change.levers for change in found}
 
 
+def test_only_a_single_gpu_is_multiplied_twice() -> None:
+    """8 x 8 times 64 GPUs are no answer; 8 x 8 GPUs may be one for 70B."""
+    splits = {"tensor_parallel", "pipeline_parallel", "data_parallel", "context_parallel"}
+
+    def multiplied(card: str, *overrides: str) -> set[int]:
+        found = pairs("llama-3-70b", overrides, card)
+        more = [change for change in found if change.result == MORE_GPUS]
+        return {sum(word.partition("=")[0].partition(".")[2] in splits for word in change.overrides) for change in more}
+
+    assert 2 not in multiplied("h100-80gb", "data_parallel=64")
+    assert 2 in multiplied("a100-80gb")
+
+
+def test_offload_is_not_the_only_way_to_shard_more() -> None:
+    """All on the host fits alone; so does what is sharded as much, with layers recomputed, at less time."""
+    run = ("llama-3-70b", ("data_parallel=64",), "h100-80gb")
+
+    assert any(change.levers == ("offload",) and change.fits for change in finder(*run).singles())
+    assert ("recompute all", "shard more") in {change.levers for change in pairs(*run)}
+
+
 def test_no_lever_twice_in_a_kind() -> None:
     for name, overrides, card in RUNS:
-        found = finder(name, overrides, card).pairs()
+        found = pairs(name, overrides, card)
         for kind in RESULTS:
             levers = [lever for change in found if change.result in {kind, SAME} for lever in change.levers]
             assert len(levers) == len(set(levers))
@@ -180,7 +208,9 @@ def test_changes_that_shard_over_the_existing_ranks(
 ) -> None:
     """Megatron-Core's distributed optimizer from plain DDP; all on the host from where DeepSpeed shards gradients."""
     found = finder(name, overrides, card)
-    same = [change for change in [*found.singles(), *found.pairs()] if change.fits and change.result == SAME]
+    same = [
+        change for change in [*found.singles(), *pairs(name, overrides, card)] if change.fits and change.result == SAME
+    ]
 
     assert any(
         all(getattr(change.spec.parallelism, field) == value for field, value in expected.items()) for change in same

@@ -310,6 +310,12 @@ def schedule(spec: Spec) -> Iterator[Violation]:
             f"schedule = {name} needs several stages, but pipeline_parallel = 1.",
             "Leave schedule out, or raise pipeline_parallel.",
         )
+    if parallelism.engine == "deepspeed":  # 0.19.8 runtime/pipe/engine.py: its pipeline engine runs TrainSchedule
+        yield Violation(
+            key,
+            f"schedule = {name} does not run with engine = deepspeed, which has 1f1b only.",
+            "Leave schedule out, or set engine: megatron (recipe mixed-18) or fsdp2.",
+        )
     if name == "interleaved" and virtual == 1:
         yield Violation(
             key,
