@@ -169,7 +169,7 @@ def _write_plots(result: Result, plots: Sequence[Path], unit: Unit) -> None:
 
     course = timeline_of(result.spec, result.headline)
     stage = [rank_text(result.headline.rank)] if len(result.ranks) > 1 else []
-    title = ", ".join((subject(result).partition("\n")[0], *stage))
+    title = ", ".join((subject(result).run, *stage))
     for path in plots:
         write_plot(path, course, title, unit, lambda: [phase_log_table(course, unit)], result.source)
 

@@ -57,7 +57,7 @@ def write_run(
     gpu = result.gpu
     limit = None if gpu is None else gpu.usable_bytes - gpu.context_bytes
     run = RecordedRun(judged.timeline, judged.replay, limit)
-    title = subject(result).partition("\n")[0]
+    title = subject(result).run
     for path in plots:
         from memcalc.report.plots.files import write_plot
 

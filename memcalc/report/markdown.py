@@ -18,7 +18,7 @@ from memcalc.units import Unit
 def sizing_markdown(result: Result | ModuleResult, unit: Unit = "GiB", details: Details = PLAIN) -> str:
     """Return the report of `memcalc estimate --format markdown`."""
     reason, explain = details.reason, details.explain
-    lines = [f"## {harmless(result.name)}", "", harmless(subject(result).replace("\n", "; ")), ""]
+    lines = [f"## {harmless(result.name)}", "", harmless("; ".join(subject(result).lines)), ""]
     lines += [f"**{verdict(result, unit)}**", ""]
     for line in (assumed(result, unit), error_bars(result, unit), because(reason, unit) if reason else ""):
         lines += [line, ""] if line else []

@@ -181,7 +181,7 @@ def gets_through(spec: Spec, gpu: GpuSpec) -> bool:
     return True
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=64)
 def _replay_on(
     spec: Spec, stage: Stage, rank: int | None, room: int | None, lengths: tuple[int, ...] = (), *, late: bool = False
 ) -> Replay | None:

@@ -127,7 +127,7 @@ def test_a_configuration_of_our_own_is_no_program_s_run() -> None:
     from memcalc.report.screens.verdict import subject
 
     named = memcalc.estimate({"preset": "llama-3.2-1b", "training": {"framework": "sft"}})
-    assert "as plain modules" in subject(named)
+    assert "as plain modules" in subject(named).how
     assert named.ledger.totals == memcalc.estimate("llama-3.2-1b").ledger.totals
 
 

@@ -59,7 +59,7 @@ def test_words_for_plans() -> None:
     assert words("every-2") == "every-2"
     assert words((3,)) == "1 layer"
     assert words(((0, 1), (2, 3))) == "4 layers in 2 segments"
-    assert "recompute 4 layers in 2 segments" in subject(memcalc.estimate("gpt2", "recompute=[0-1, 2-3]"))
+    assert "recompute 4 layers in 2 segments" in subject(memcalc.estimate("gpt2", "recompute=[0-1, 2-3]")).how
 
 
 items = st.recursive(st.just(None), lambda inner: st.lists(inner, min_size=1, max_size=3), max_leaves=9)

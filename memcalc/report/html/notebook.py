@@ -66,7 +66,7 @@ def _estimate_html(result: Result) -> str:
 def _head(result: Result, unit: Unit) -> Iterator[Section]:
     estimated = result.source == "estimate" and result.spec.inference is None
     reason = reason_of(result) if estimated else None
-    run, *how = subject(result).splitlines()
+    run, *how = subject(result).lines
     style = VERDICT_STYLES[result.verdict]
     lines = [(run, "bold"), *((line, "dim") for line in how), (verdict(result, unit), CLASSES.get(style, style))]
     lines += [(line, "") for line in (assumed(result, unit), because(reason, unit) if reason else "") if line]

@@ -66,7 +66,7 @@ def front_figure(planning: RecomputeResult, unit: Unit = "GiB") -> Figure:
     )  # fmt: skip
     budget = f"budget {format_bytes(planning.budget, unit)}"
     axes.axvline(planning.budget / size, color=LIMIT, linewidth=1.6, label=budget)
-    axes.set_title(heading(subject(planning.result).partition("\n")[0]), loc="left", fontsize=12, fontweight="bold")
+    axes.set_title(heading(subject(planning.result).run), loc="left", fontsize=12, fontweight="bold")
     axes.set_xlabel(f"peak of allocated memory, {unit}")
     axes.set_ylabel("recomputed FLOPs, % of a forward")
     axes.margins(x=0.08, y=0.1)  # room for the labels at the ends
@@ -112,10 +112,7 @@ def plan_bars(planning: RecomputeResult, unit: Unit) -> tuple[str, list[BarGroup
             f"{found.recompute_flops / flops:.1%}")
         for name, found in plans
     ]  # fmt: skip
-    title = (
-        f"{subject(planning.result).partition(chr(10))[0]}. "
-        f"No plan needs less: the peak is in {peak_place(own.evaluation)}"
-    )
+    title = f"{subject(planning.result).run}. No plan needs less: the peak is in {peak_place(own.evaluation)}"
     panels = (
         Panel(f"peak of allocated memory, {unit}", tuple(memory), "budget"),
         Panel("recomputed FLOPs, % of a forward", tuple(again)),

@@ -24,7 +24,7 @@ def draw_difference(screen: Screen, difference: Comparison, unit: Unit) -> None:
     """Draw the summary of both runs, then the tables."""
     for name, result, answer in _heads(difference, unit):
         screen.line((f"{name}:", "bold"))
-        for line in subject(result).splitlines():
+        for line in subject(result).lines:
             draw_line(screen, line, 2)
         draw_line(screen, answer, 2, style="bold")
     screen.line()
@@ -36,7 +36,7 @@ def difference_markdown(difference: Comparison, unit: Unit) -> str:
     """Return the same tables in Markdown."""
     lines = []
     for name, result, answer in _heads(difference, unit):
-        lines += [f"- {name}: {subject(result)}; **{answer}**".replace("\n", "; ")]
+        lines.append(f"- {name}: {'; '.join(subject(result).lines)}; **{answer}**")
     lines.append("")
     for grid in difference_grids(difference, unit):
         lines += markdown_grid(grid)

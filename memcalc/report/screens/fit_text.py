@@ -37,15 +37,14 @@ def subject_lines(answer: FitResult) -> list[str]:
     if answer.gpus > system.node:
         where += f"; between nodes {system.nic_bytes * 8 / 1e9:g} Gbit/s per GPU"
     known = answer.unchanged or (answer.best[0].result if answer.best else None)
-    return [answer.name if known is None else subject(known).splitlines()[0], where]
+    return [answer.name if known is None else f"{subject(known).run}, as {subject(known).modules}", where]
 
 
 def unchanged_sentence(answer: FitResult, unit: Unit) -> str:
     """Whether the run fits as configured."""
     if answer.unchanged is None:
         return f"As configured, the run is invalid: {answer.unasked}."
-    spread = subject(answer.unchanged).rpartition("; ")[2]
-    return f"As configured, on {spread}: {verdict(answer.unchanged, unit)}"
+    return f"As configured, on {subject(answer.unchanged).layout}: {verdict(answer.unchanged, unit)}"
 
 
 def layouts_sentence(answer: FitResult) -> str:

@@ -48,7 +48,7 @@ def draw_measured(screen: Screen, results: Sequence[Result], unit: Unit, missing
         missing: predictions that could not be made, and why.
     """
     *predictions, measured = results
-    for line in subject(measured).splitlines():
+    for line in subject(measured).lines:
         draw_line(screen, line, 0)
     screen.line()
     draw_line(screen, measured_verdict(measured, unit), 0, "bold")

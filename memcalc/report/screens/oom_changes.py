@@ -16,7 +16,7 @@ SHOWN = 8  # changes that save memory but do not fit
 
 def draw_explained(screen: Screen, explained: ExplainedReport, unit: Unit) -> None:
     """Draw the configuration, its components at the point of failure, and the changes."""
-    for line in subject(explained.result).splitlines():
+    for line in subject(explained.result).lines:
         draw_line(screen, line, 0)
     screen.line()
     draw_grid(screen, ledger_grid(explained, unit))

@@ -18,7 +18,7 @@ from memcalc.units import Unit, format_bytes, format_number
 
 def draw_planning(screen: Screen, planning: RecomputeResult, unit: Unit, checked: list[DeviceVerification]) -> None:
     """Draw the screen of `memcalc recompute`."""
-    for line in subject(planning.result).splitlines():
+    for line in subject(planning.result).lines:
         draw_line(screen, line, 0, "bold")
     screen.line()
     draw_line(screen, verdict(planning, unit), 0, VERDICT_STYLES[planning.verdict.answer])

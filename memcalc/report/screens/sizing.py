@@ -64,7 +64,7 @@ def draw_short(screen: Screen, result: Result, unit: Unit = "GiB", details: Deta
 def _short(result: Result, unit: Unit, width: int, most: int, details: Details) -> BufferedScreen:
     sketch, reason, advice = BufferedScreen(width), details.reason, details.advice
     parts = folded(breakdown(result), most)
-    for line in subject(result).splitlines():
+    for line in subject(result).lines:
         draw_line(sketch, line, 0)
     sketch.line()
     draw_line(sketch, verdict(result, unit), 0, style=VERDICT_STYLES[result.verdict])
@@ -102,7 +102,7 @@ def _further(result: Result) -> str:
 def draw_sizing(screen: Screen, result: Result | ModuleResult, unit: Unit = "GiB", details: Details = PLAIN) -> None:
     """Draw the screen of `memcalc estimate --full`."""
     reason, explain = details.reason, details.explain
-    for line in subject(result).splitlines():
+    for line in subject(result).lines:
         draw_line(screen, line, 0)
     screen.line()
     draw_line(screen, verdict(result, unit), 0, style=VERDICT_STYLES[result.verdict])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from memcalc.ledger.result import ModuleResult, Result, Sizing
 from memcalc.ledger.verdict import holding_memory
 from memcalc.report.labels import count, label, listed, plural, rank_text
@@ -28,10 +30,31 @@ TOLD = 0.02  # of the peak: assumptions that move it by more are in the headline
 MOST_ASSUMED = 3  # of them
 
 
-def subject(result: Result | ModuleResult) -> str:
-    """Return the run in two lines: the model and its step; then its kernels and parallelism. A module takes one."""
+class Subject(NamedTuple):
+    """What was estimated, as text.
+
+    Args:
+        run: the model and its step.
+        how: kernels, recomputation and modules; empty for a module.
+        layout: GPUs, with their parallelism and engine.
+        modules: the modules or the program that runs.
+    """
+
+    run: str
+    how: str = ""
+    layout: str = ""
+    modules: str = ""
+
+    @property
+    def lines(self) -> list[str]:
+        """The two lines of a screen; a module takes one."""
+        return [self.run, *([f"{self.how}; {self.layout}"] if self.how else [])]
+
+
+def subject(result: Result | ModuleResult) -> Subject:
+    """Return what was estimated."""
     if isinstance(result, ModuleResult):
-        return f"{result.name}: {count(result.parameters)} parameters; {result.step}"
+        return Subject(f"{result.name}: {count(result.parameters)} parameters; {result.step}")
     spec = result.spec
     if spec.inference is not None:
         return _generation(result, spec.inference)
@@ -52,11 +75,12 @@ def subject(result: Result | ModuleResult) -> str:
         program = architecture_of(text) or program
     if training.compile:
         program += ", compiled"
-    return f"{spec.name}: {count(result.parameters)} parameters; {step}\n{how}, as {program}; {_spread(spec)}"
+    run = f"{spec.name}: {count(result.parameters)} parameters; {step}"
+    return Subject(run, f"{how}, as {program}", _spread(spec), program)
 
 
-def _generation(result: Result, inference: InferenceSpec) -> str:
-    """Return generation in two lines: the model and its batch; then its cache."""
+def _generation(result: Result, inference: InferenceSpec) -> Subject:
+    """Return generation: the model and its batch; then its cache."""
     spec = result.spec
     sizes = f"b={inference.batch_size}, {inference.prompt_length:,} tokens of prompt and {inference.new_tokens:,} new"
     weights: str = inference.dtype
@@ -67,11 +91,9 @@ def _generation(result: Result, inference: InferenceSpec) -> str:
     kept = "" if inference.kv_cache_dtype == "compute" else f", in {inference.kv_cache_dtype}"
     chunk = f" in chunks of {inference.chunk:,}" if inference.chunk < inference.prompt_length else ""
     how = f"{inference.cache} cache{blocks}{kept}, prompt read{chunk or ' at once'}, {inference.attention} attention"
-    modules = f"as {_MODULES[inference.implementation]}"
-    return (
-        f"{spec.name}: {count(result.parameters)} parameters; inference, {sizes}, {weights}\n"
-        f"{how}, {modules}; {_spread(spec)}"
-    )
+    modules = _MODULES[inference.implementation]
+    run = f"{spec.name}: {count(result.parameters)} parameters; inference, {sizes}, {weights}"
+    return Subject(run, f"{how}, as {modules}", _spread(spec), modules)
 
 
 def _spread(spec: Spec) -> str:

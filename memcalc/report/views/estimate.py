@@ -23,7 +23,7 @@ from memcalc.verdict.reasons import Reason
 
 def estimate_view(result: Result, sections: list[Section]) -> dict[str, Any]:
     """Return the view of a run, from its `estimate_sections`."""
-    return view(subject(result).partition("\n")[0], sections)
+    return view(subject(result).run, sections)
 
 
 def estimate_sections(
@@ -68,7 +68,7 @@ def verdict_section(result: Result, unit: Unit, reason: Reason | None = None, ad
     lines = [assumed(result, unit), error_bars(result, unit), because(reason, unit) if reason else "", advice]
     return {
         "kind": "verdict",
-        "subject": [harmless(line) for line in subject(result).splitlines()],
+        "subject": [harmless(line) for line in subject(result).lines],
         "answer": result.verdict,
         "text": harmless(verdict(result, unit)),
         "lines": [harmless(line) for line in lines if line],

@@ -48,7 +48,7 @@ def fit_view(answer: FitResult, unit: Unit, *, why: bool = False) -> View:
 
 
 def _layout(result: Result) -> str:
-    return subject(result).rpartition("; ")[2]
+    return subject(result).layout
 
 
 def difference_view(difference: Comparison, unit: Unit, timelines: Sequence[Section]) -> View:
@@ -73,7 +73,7 @@ def recompute_view(
 
     sections = drawn_sections(lambda screen: draw_planning(screen, planning, unit, checked))
     head, rest = sections[:2], sections[2:]
-    return view(f"Activation recomputation: {subject(planning.result).partition(chr(10))[0]}", [*head, *more, *rest])
+    return view(f"Activation recomputation: {subject(planning.result).run}", [*head, *more, *rest])
 
 
 def measured_view(found: PredictedVsMeasured, unit: Unit, more: Sequence[Section] = ()) -> View:
@@ -83,7 +83,7 @@ def measured_view(found: PredictedVsMeasured, unit: Unit, more: Sequence[Section
     measured = found.results[-1]
     sections = drawn_sections(lambda screen: draw_measured(screen, found.results, unit, found.missing))
     head, rest = sections[:2], sections[2:]  # the run, and the measurement with its predictions
-    return view(f"Measured: {subject(measured).partition(chr(10))[0]}", [*head, *more, *rest])
+    return view(f"Measured: {subject(measured).run}", [*head, *more, *rest])
 
 
 def checks_view(report: CheckReport, unit: Unit) -> View:
@@ -129,6 +129,6 @@ def trace_view(result: Result, unit: Unit, sections: Sequence[Section], referenc
     compared = [*map(table_section, comparison_grids((*references, result), unit))] if references else []
     words = [f"Compared with: {', '.join(label(source_label(other)) for other in references)}."] if references else []
     return view(
-        f"Traced: {subject(result).partition(chr(10))[0]}",
+        f"Traced: {subject(result).run}",
         [*estimate_sections(result, unit, sections), *list_section("Comparison", words), *compared],
     )
