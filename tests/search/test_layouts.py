@@ -42,6 +42,18 @@ def test_none_is_there_twice_and_none_is_missing() -> None:
     }  # 12 layers: 4 stages of 1 or 3 chunks
 
 
+def test_interleaved_stages_are_sharded_by_an_engine_that_runs_them() -> None:
+    """DeepSpeed's pipeline engine has 1F1B alone; Megatron-LM's distributed optimizer has fp32 main gradients."""
+
+    def engines(recipe: str) -> set[tuple[str, int, str]]:
+        found = [layout.spec.parallelism for layout in space("gpt2", 4, f"recipe={recipe}").layouts()]
+        return {(each.schedule, each.zero_stage, each.engine) for each in found if each.pipeline_parallel > 1}
+
+    either = {("1f1b", 0, "ddp"), ("1f1b", 1, "deepspeed"), ("interleaved", 0, "ddp")}
+    assert engines("mixed-20") == either
+    assert engines("mixed-18") == either | {("interleaved", 1, "megatron")}
+
+
 @pytest.mark.parametrize(
     ("name", "overrides", "words"),
     [
