@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memcalc.layout.local_parameters import LocalParameter, LocalParameters
+from memcalc.layout.local_parameters import LocalParameter
 from memcalc.ledger.component import Component
-from memcalc.sharding.engine import ROOT, Engine, Gradient
+from memcalc.sharding.engine import ROOT, Engine, Gradient, OptimizerGroups
 from memcalc.sharding.parameter_groups import parameter_groups
-from memcalc.sharding.zero0 import filled
-from memcalc.sharding.zero12 import FLOAT, flat_group, partitions
+from memcalc.sharding.zero0 import BUFFER
+from memcalc.sharding.zero12 import FLOAT, flat_group, partitions, reduced_together
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.states.state_options import StateOptions
 from memcalc.stream.requests import EngineTensor, Requests
-from memcalc.workspaces.reductions import ReductionShape, reduction
+from memcalc.workspaces.reductions import norm
 
 COMMUNICATED = DTYPE_BYTES["bf16"]  # runtime/engine.py, communication_data_type
 
@@ -70,9 +70,7 @@ class BF16Optimizer(Engine):
             drop((clone,))
             take(whole * self.summed, 0, Component.GRADIENTS)
 
-    def updated(
-        self, groups: Sequence[tuple[LocalParameters, StateOptions]]
-    ) -> Sequence[tuple[LocalParameters, StateOptions]]:
+    def updated(self, groups: OptimizerGroups) -> OptimizerGroups:
         """Return the rank's partition of each flat tensor, as one parameter."""
         return partitions(groups, self.groups)
 
@@ -89,7 +87,8 @@ class BF16Optimizer(Engine):
         Source: runtime/engine.py, _bf16_reduce_grads, allreduce_no_retain.
         """
         take, drop = self.requests.take, self.requests.drop
-        for sizes in filled([group.share * self.options.data_parallel for group in self.groups]):
+        flat = (group.share * self.options.data_parallel for group in self.groups)
+        for sizes in reduced_together(flat, BUFFER, int):
             copied = [take(self.summed * sum(sizes), 0, self.reduced)] if len(sizes) > 1 else []
             cast = [take(COMMUNICATED * sum(sizes), 0, self.reduced)] if self.summed != COMMUNICATED else []
             drop((*cast, *copied))
@@ -106,8 +105,7 @@ class BF16Optimizer(Engine):
         for elements in self.normed:
             cast = [] if self.summed == FLOAT else [take(elements * FLOAT, 0, Component.TEMPORARIES)]
             norms.append(take(FLOAT, 0, Component.TEMPORARIES))
-            what = ReductionShape(1, elements, contiguous=True, inner=1)
-            drop((self.requests.play(reduction(what, self.options.card), Component.TEMPORARIES), *cast))
+            drop((self.requests.play(norm(elements, self.options.card), Component.TEMPORARIES), *cast))
         stacked = take(len(norms) * FLOAT, 0, Component.TEMPORARIES)
         powers = take(len(norms) * FLOAT, 0, Component.TEMPORARIES)
         drop((stacked,))

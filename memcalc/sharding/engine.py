@@ -16,6 +16,9 @@ ONE_ROOT = FsdpOptions()
 # The pass that calls a compiled kernel; "forward alone": no backward follows, because a checkpoint recomputes it.
 KernelPass = Literal["forward", "forward alone", "backward"]
 
+# The parameters that the optimizer updates, by dtype, each with the options of their states.
+OptimizerGroups = Sequence[tuple[LocalParameters, StateOptions]]
+
 
 class Gradient(NamedTuple):
     """A gradient that autograd has produced: its storage, and its parameter (None if unknown)."""
@@ -65,9 +68,7 @@ class Engine:
             weights: the storages of trained parameters, in registration order; the engine may replace them.
         """
 
-    def updated(
-        self, groups: Sequence[tuple[LocalParameters, StateOptions]]
-    ) -> Sequence[tuple[LocalParameters, StateOptions]]:
+    def updated(self, groups: OptimizerGroups) -> OptimizerGroups:
         """Return the parameters that the optimizer updates, given the trained parameters by dtype."""
         return groups
 

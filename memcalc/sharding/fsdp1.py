@@ -17,9 +17,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from memcalc.layout.flat_parameters import is_apart
-from memcalc.layout.local_parameters import LocalParameter, LocalParameters
+from memcalc.layout.local_parameters import LocalParameter
 from memcalc.ledger.component import Component
-from memcalc.sharding.engine import ROOT, Engine, Gradient
+from memcalc.sharding.engine import ROOT, Engine, Gradient, OptimizerGroups
 from memcalc.sharding.flat_units import THE_ROOT, UnitKey, in_order_of_end, units_in_order
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.states.flat_states import flat_states, is_joined, unit_of
@@ -146,9 +146,7 @@ class FSDP1(Engine):
         self.last_gather = 0  # the same of the last all-gather
         self.is_any = False  # whether the micro-batch stands for any of the step
 
-    def updated(
-        self, groups: Sequence[tuple[LocalParameters, StateOptions]]
-    ) -> Sequence[tuple[LocalParameters, StateOptions]]:
+    def updated(self, groups: OptimizerGroups) -> OptimizerGroups:
         """Return flat parameters, or with use_orig_params the rank's part of each parameter."""
         return [flat_states(parameters, options, self.rank)[1:] for parameters, options in groups]
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from memcalc.layout.local_parameters import LocalParameter, LocalParameters
+from memcalc.layout.local_parameters import LocalParameter
 from memcalc.ledger.component import Component
-from memcalc.sharding.engine import EMBEDDING, ROOT, TAIL, Engine, Gradient
+from memcalc.sharding.engine import EMBEDDING, ROOT, TAIL, Engine, Gradient, OptimizerGroups
 from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
 from memcalc.states.gathered_parameters import gathered_bytes, gathered_dtype, shard_elements
 from memcalc.states.state_options import StateOptions
@@ -176,9 +176,7 @@ class FSDP2(Engine):
         """Whether unreduced gradients of earlier micro-batches exist."""
         return bool(self.unsharded)
 
-    def updated(
-        self, groups: Sequence[tuple[LocalParameters, StateOptions]]
-    ) -> Sequence[tuple[LocalParameters, StateOptions]]:
+    def updated(self, groups: OptimizerGroups) -> OptimizerGroups:
         """Return the parameters updated on the device: none if shards are on the host."""
         return () if self.choice.host.has_weights else groups
 

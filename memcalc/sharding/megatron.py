@@ -16,14 +16,14 @@ from typing import NamedTuple
 
 from memcalc.layout.local_parameters import LocalParameter, LocalParameters
 from memcalc.ledger.component import Component
-from memcalc.sharding.engine import Engine, KernelPass
+from memcalc.sharding.engine import Engine, KernelPass, OptimizerGroups
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.recompute_plan import Segment
 from memcalc.spec.spec import Spec
 from memcalc.states.megatron_grad_buffer import buffer_elements, rank_parts
 from memcalc.states.state_options import StateOptions
 from memcalc.stream.requests import Requests
-from memcalc.workspaces.reductions import ReductionShape, reduction
+from memcalc.workspaces.reductions import norm
 
 BUFFER_STREAM = 1  # the CUDA stream on which the wrapper is constructed
 FLOAT = DTYPE_BYTES["fp32"]
@@ -157,9 +157,7 @@ class MegatronDDP(Engine):
             take(main.elements * FLOAT, 0, Component.MASTER_WEIGHTS)
             self.requests.drop((clone,))
 
-    def updated(
-        self, groups: Sequence[tuple[LocalParameters, StateOptions]]
-    ) -> Sequence[tuple[LocalParameters, StateOptions]]:
+    def updated(self, groups: OptimizerGroups) -> OptimizerGroups:
         """Return the groups of the optimizer: parameters with weight decay, then the others."""
         _, options = groups[0]
         own = options._replace(zero_stage=0, data_parallel=1).without_clipping()
@@ -231,8 +229,7 @@ class MegatronDDP(Engine):
         norms = [take(FLOAT, 0, Component.TEMPORARIES)]  # dummy_overflow_buf
         for main in self._main_parameters():
             norms.append(take(FLOAT, 0, Component.TEMPORARIES))
-            what = ReductionShape(1, main.elements, contiguous=True, inner=1)
-            self.requests.drop((self.requests.play(reduction(what, self.options.card), Component.TEMPORARIES),))
+            self.requests.drop((self.requests.play(norm(main.elements, self.options.card), Component.TEMPORARIES),))
         self.requests.drop(norms)
 
     def after_step(self) -> None:

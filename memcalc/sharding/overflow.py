@@ -6,7 +6,7 @@ from memcalc.ledger.component import Component
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.stream.requests import Label, Requests
 from memcalc.workspaces.multiprocessors import Multiprocessors
-from memcalc.workspaces.reductions import ReductionShape, reduction
+from memcalc.workspaces.reductions import norm
 
 FLAG, FLOAT = DTYPE_BYTES["bool"], DTYPE_BYTES["fp32"]
 
@@ -33,7 +33,6 @@ def check_overflow(
         stream: the CUDA stream.
         label: of all temporaries.
     """
-    what = ReductionShape(1, elements, contiguous=True, inner=1)
 
     def take(size: int) -> int:
         return requests.take(size, stream, label)
@@ -42,7 +41,7 @@ def check_overflow(
         finite: list[int] = []
         for _ in range(2):  # the largest and the smallest element
             found = take(width)
-            requests.drop((requests.play(reduction(what, card), label, stream),))
+            requests.drop((requests.play(norm(elements, card), label, stream),))
             equal, absolute, bounded = take(FLAG), take(width), take(FLAG)
             finite.append(take(FLAG))
             requests.drop((bounded, absolute, equal, found))
@@ -59,5 +58,5 @@ def check_overflow(
     either = take(elements * FLAG)
     numbers = take(elements * FLOAT)
     most = take(FLOAT)
-    requests.drop((requests.play(reduction(what, card), label, stream), numbers))
+    requests.drop((requests.play(norm(elements, card), label, stream), numbers))
     requests.drop((either, infinite, nan, wide, most))

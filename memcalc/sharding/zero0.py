@@ -8,19 +8,19 @@ are made, which creates the optimizer's states.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain
 
 from memcalc.layout.local_parameters import LocalParameter, LocalParameters
 from memcalc.ledger.component import Component
-from memcalc.sharding.engine import Engine
+from memcalc.sharding.engine import Engine, OptimizerGroups
 from memcalc.sharding.overflow import check_overflow
 from memcalc.sharding.parameter_groups import parameter_groups
-from memcalc.sharding.zero12 import flat_tensor
+from memcalc.sharding.zero12 import flat_tensor, reduced_together
 from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
 from memcalc.states.state_options import StateOptions
 from memcalc.stream.requests import EngineTensor, Requests
-from memcalc.workspaces.reductions import ReductionShape, reduction
+from memcalc.workspaces import reductions
 
 BUFFER = 500_000_000  # elements; runtime/engine.py, MEMORY_OPT_ALLREDUCE_SIZE
 FLOAT = DTYPE_BYTES["fp32"]
@@ -55,9 +55,7 @@ class ZeRO0(Engine):
         self.flattened = EngineTensor(buffers, "flattened gradients", options.compute, "P_buffer", source)
         self.stepping: list[int] = []  # storages of gradients that the step frees
 
-    def updated(
-        self, groups: Sequence[tuple[LocalParameters, StateOptions]]
-    ) -> Sequence[tuple[LocalParameters, StateOptions]]:
+    def updated(self, groups: OptimizerGroups) -> OptimizerGroups:
         """Return the parameters of each parameter group, not to be clipped again: see `before_step`."""
         return [
             (LocalParameters(parameters[position] for position in positions), options.without_clipping())
@@ -72,7 +70,7 @@ class ZeRO0(Engine):
         """
         unused = (parameter.elements * self.width for parameter in self.trained if parameter.unused)
         zeros = [self.requests.take(size, 0, Component.GRADIENTS) for size in unused]
-        for sizes in filled(self.elements):
+        for sizes in reduced_together(self.elements, BUFFER, int):
             if len(sizes) > 1:  # flattening does not copy a single tensor
                 self.requests.drop((self.requests.take(sum(sizes) * self.width, 0, self.flattened),))
         return [*gradients, *zeros]
@@ -98,8 +96,7 @@ class ZeRO0(Engine):
         take, drop = self.requests.take, self.requests.drop
         wide = [take(elements * FLOAT, 0, Component.TEMPORARIES)] if casts else []
         norm = take(FLOAT, 0, Component.TEMPORARIES)
-        what = ReductionShape(1, elements, contiguous=True, inner=1)
-        drop((self.requests.play(reduction(what, self.options.card), Component.TEMPORARIES), *wide))
+        drop((self.requests.play(reductions.norm(elements, self.options.card), Component.TEMPORARIES), *wide))
         return norm
 
     def _check_overflow(self) -> None:
@@ -162,9 +159,7 @@ class ZeRO0Flat(ZeRO0):
             take(sum(group) * FLOAT, 0, Component.MASTER_WEIGHTS)
             drop((clone,))
 
-    def updated(
-        self, groups: Sequence[tuple[LocalParameters, StateOptions]]
-    ) -> Sequence[tuple[LocalParameters, StateOptions]]:
+    def updated(self, groups: OptimizerGroups) -> OptimizerGroups:
         """Return the flat tensor of each parameter group."""
         return [(flat_tensor(sum(each)), own.without_clipping()) for _, own in groups for each in self.groups]
 
@@ -198,18 +193,3 @@ def engine_without_zero(
         return ZeRO0(requests, ordered, options, reduces_overflow=reduces_overflow)
     engine = ZeRO0Flat if options.zero.own_adam else ZeRO0Copies
     return engine(requests, ordered, options, reduces_overflow=reduces_overflow)
-
-
-def filled(sizes: Iterable[int]) -> Iterator[list[int]]:
-    """Yield the elements of the gradients in each buffer: it ends once it has more than BUFFER elements.
-
-    Source: runtime/engine.py, allreduce_no_retain.
-    """
-    found: list[int] = []
-    for elements in sizes:
-        found.append(elements)
-        if sum(found) > BUFFER:
-            yield found
-            found = []
-    if found:
-        yield found

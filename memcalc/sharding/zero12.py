@@ -9,23 +9,25 @@ out of the bucket. With overlap_comm there are two buckets, and reductions run o
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 from memcalc.layout.local_parameters import LocalParameter, LocalParameters
 from memcalc.ledger.component import Component
-from memcalc.sharding.engine import ROOT, Engine, Gradient
+from memcalc.sharding.engine import ROOT, Engine, Gradient, OptimizerGroups
 from memcalc.sharding.parameter_groups import parameter_groups
 from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
 from memcalc.spec.zero import DEFAULT as ZERO
 from memcalc.states.state_options import StateOptions
 from memcalc.stream.requests import EngineTensor, NamedRounds, Requests
-from memcalc.workspaces.reductions import ReductionShape, reduction
+from memcalc.workspaces import reductions
 
 SOURCE = "DeepSpeed 0.19 runtime/zero/"
 ALIGNMENT = 2  # elements; nccl_start_alignment_factor: each partition is a multiple of it
 FLOAT, DOUBLE = 4, 8  # bytes
 REDUCE = 2  # the CUDA stream of reductions, in addition to the default one
+
+Part = TypeVar("Part")  # of what is reduced in one buffer
 
 
 class ReductionLabels(NamedTuple):
@@ -213,22 +215,25 @@ class ZeRO12(Engine):
     def wrap(self, weights: Sequence[int]) -> None:
         """Flatten the parameters and create the master weights. Source: __init__, initialize_optimizer_states."""
         take, drop = self.requests.take, self.requests.drop
-        for group, members in zip(self.groups, self.members, strict=True):
-            self.requests.empty_cache()
-            padding = [take(group.padding * self.dtype_bytes)] if group.padding else []
-            take((group.begins[-1] + group.padding) * self.dtype_bytes, 0, Component.WEIGHTS)
-            drop(padding)
-            drop(weights[position] for position in members)
-            clone = take(group.share * self.dtype_bytes, 0, Component.MASTER_WEIGHTS)
+        for group, clone in self._flatten(weights):
             if self.dtype_bytes < FLOAT:
                 take(group.share * FLOAT, 0, Component.MASTER_WEIGHTS)
                 drop((clone,))
         # Zero gradients of the master weights, for optimizers that create their states now.
         drop([take(group.share * FLOAT, 0, Component.GRADIENTS) for group in self.groups])
 
-    def updated(
-        self, groups: Sequence[tuple[LocalParameters, StateOptions]]
-    ) -> Sequence[tuple[LocalParameters, StateOptions]]:
+    def _flatten(self, weights: Sequence[int]) -> Iterator[tuple[FlatGroup, int]]:
+        """Replace the weights by flat tensors; yield each group with the storage of its partition's clone."""
+        take, drop = self.requests.take, self.requests.drop
+        for group, members in zip(self.groups, self.members, strict=True):
+            self.requests.empty_cache()
+            padding = [take(group.padding * self.dtype_bytes)] if group.padding else []
+            take((group.begins[-1] + group.padding) * self.dtype_bytes, 0, Component.WEIGHTS)
+            drop(padding)
+            drop(weights[position] for position in members)
+            yield group, take(group.share * self.dtype_bytes, 0, Component.MASTER_WEIGHTS)
+
+    def updated(self, groups: OptimizerGroups) -> OptimizerGroups:
         """Return the rank's partition of each flat tensor, as one parameter."""
         return partitions(groups, self.groups)
 
@@ -367,9 +372,12 @@ class ZeRO12(Engine):
 
         Source: reduce_ipg_grads, average_tensor, allreduce_and_scatter, copy_grads_in_partition.
         """
-        for together in reduced_together(bucket_slices(self.waiting, self.groups), self.bucket_size):
+        for together in self._together(bucket_slices(self.waiting, self.groups)):
             self.requests.drop(self._flattened(together))
         self._keep_own()
+
+    def _together(self, slices: Iterable[BucketSlice]) -> Iterator[list[BucketSlice]]:
+        return reduced_together(slices, self.bucket_size, lambda each: each.elements)
 
     def _flattened(self, together: Sequence[BucketSlice]) -> list[int]:
         """Return the storage of the slices that are reduced in one buffer; none: flattening one copies nothing."""
@@ -454,8 +462,7 @@ def norms(requests: Requests, pieces: Iterable[int], options: StateOptions) -> N
     for elements in pieces:
         wide = requests.take(elements * DOUBLE, 0, Component.TEMPORARIES)
         found.append(requests.take(DOUBLE, 0, Component.TEMPORARIES))
-        what = ReductionShape(1, elements, contiguous=True, inner=1, accumulator_bytes=DOUBLE)
-        requests.drop((requests.play(reduction(what, options.card), Component.TEMPORARIES), wide))
+        requests.drop((requests.play(reductions.norm(elements, options.card, DOUBLE), Component.TEMPORARIES), wide))
     requests.drop((requests.take(len(found) * DOUBLE, 0, Component.TEMPORARIES), *found))
 
 
@@ -476,9 +483,7 @@ def flat_tensor(elements: int) -> LocalParameters:
     return LocalParameters([LocalParameter("partition", "flat", (("P/N", elements),), 1, "head")])
 
 
-def partitions(
-    groups: Sequence[tuple[LocalParameters, StateOptions]], flat: Sequence[FlatGroup]
-) -> list[tuple[LocalParameters, StateOptions]]:
+def partitions(groups: OptimizerGroups, flat: Sequence[FlatGroup]) -> list[tuple[LocalParameters, StateOptions]]:
     """Return a rank's partition of each flat tensor, as the optimizer's only parameter, with its options.
 
     Args:
@@ -516,17 +521,17 @@ def bucket_slices(
     return slices
 
 
-def reduced_together(slices: Iterable[BucketSlice], bucket: int) -> Iterator[list[BucketSlice]]:
-    """Yield the slices that are flattened into one buffer: it ends once it has more elements than the bucket.
+def reduced_together(parts: Iterable[Part], most: int, elements: Callable[[Part], int]) -> Iterator[list[Part]]:
+    """Yield the parts that are flattened into one buffer: it ends once it has more than `most` elements.
 
-    Source: allreduce_and_scatter.
+    Source: allreduce_and_scatter of slices; runtime/engine.py, allreduce_no_retain of gradients.
     """
-    together: list[BucketSlice] = []
+    together: list[Part] = []
     inside = 0
-    for each in slices:
+    for each in parts:
         together.append(each)
-        inside += each.elements
-        if inside > bucket:
+        inside += elements(each)
+        if inside > most:
             yield together
             together, inside = [], 0
     if together:

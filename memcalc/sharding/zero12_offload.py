@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memcalc.layout.local_parameters import LocalParameter, LocalParameters
+from memcalc.layout.local_parameters import LocalParameter
 from memcalc.ledger.component import Component
+from memcalc.sharding.engine import OptimizerGroups
 from memcalc.sharding.overflow import check_overflow
 from memcalc.sharding.zero12 import DOUBLE, FLOAT, SOURCE, WaitingGradient, ZeRO12
 from memcalc.states.state_options import StateOptions
 from memcalc.stream.requests import EngineTensor, Requests
-from memcalc.workspaces.reductions import ReductionShape, reduction
+from memcalc.workspaces import reductions
 
 FILE = f"{SOURCE}stage_1_and_2.py"
 
@@ -58,19 +59,13 @@ class ZeRO12Offload(ZeRO12):
 
     def wrap(self, weights: Sequence[int]) -> None:
         """Flatten the parameters; the rank's partition is copied to the host. Source: __init__."""
-        take, drop = self.requests.take, self.requests.drop
-        for group, members in zip(self.groups, self.members, strict=True):
-            self.requests.empty_cache()
-            padding = [take(group.padding * self.dtype_bytes)] if group.padding else []
-            take((group.begins[-1] + group.padding) * self.dtype_bytes, 0, Component.WEIGHTS)
-            drop(padding)
-            drop(weights[position] for position in members)
-            drop((take(group.share * self.dtype_bytes, 0, Component.MASTER_WEIGHTS),))
-        take(max(each.elements for each in self.trained) * self.dtype_bytes)  # temp_grad_buffer_for_gpu_offload
+        for _, clone in self._flatten(weights):
+            self.requests.drop((clone,))
+        self.requests.take(
+            max(each.elements for each in self.trained) * self.dtype_bytes
+        )  # temp_grad_buffer_for_gpu_offload
 
-    def updated(
-        self, groups: Sequence[tuple[LocalParameters, StateOptions]]
-    ) -> Sequence[tuple[LocalParameters, StateOptions]]:
+    def updated(self, groups: OptimizerGroups) -> OptimizerGroups:
         """Return nothing: the host updates all."""
         del groups
         return []
@@ -124,8 +119,9 @@ class ZeRO12Offload(ZeRO12):
         requests = self.requests
         wide = requests.take(elements * DOUBLE, self.stream, self.doubled)
         norm = requests.take(DOUBLE, self.stream, self.norm)
-        what = ReductionShape(1, elements, contiguous=True, inner=1, accumulator_bytes=DOUBLE)
-        requests.drop((requests.play(reduction(what, self.choice.card), self.norm, self.stream), wide))
+        requests.drop(
+            (requests.play(reductions.norm(elements, self.choice.card, DOUBLE), self.norm, self.stream), wide)
+        )
         before = self.norms.pop(gradient, None)
         requests.drop(() if before is None else (before,))
         self.norms[gradient] = norm

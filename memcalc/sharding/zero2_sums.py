@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memcalc.sharding.zero12 import FLOAT, WaitingGradient, ZeRO12, bucket_slices, reduced_together
+from memcalc.sharding.zero12 import FLOAT, WaitingGradient, ZeRO12, bucket_slices
 from memcalc.sharding.zero12_offload import ZeRO12Offload
 
 
@@ -30,7 +30,7 @@ class ZeRO2Sums(ZeRO12):
                 size = self.groups[each.group].share * FLOAT
                 self.summed = [*self.summed, each.group]
                 self.sums = [*self.sums, take(size, self.stream, self.labels.sums)]
-        for together in reduced_together(slices, self.bucket_size):
+        for together in self._together(slices):
             flat = self._flattened(together)
             for each in together:
                 if each.is_own:

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, groupby
 from typing import NamedTuple
 
-from memcalc.layout.local_parameters import LocalParameter, LocalParameters
+from memcalc.layout.local_parameters import LocalParameter
 from memcalc.ledger.component import Component
-from memcalc.sharding.engine import ROOT, Engine, Gradient
+from memcalc.sharding.engine import ROOT, Engine, Gradient, OptimizerGroups
 from memcalc.sharding.parameter_groups import parameter_groups
 from memcalc.sharding.zero3_order import ModuleTurn
 from memcalc.sharding.zero12 import FLOAT, REDUCE, SOURCE, flat_tensor, norms, reduction_labels
@@ -188,9 +188,7 @@ class ZeRO3(Engine):
         for number in self.trained:  # create_reduce_and_remove_grad_hooks
             drop((take(self._whole_bytes(number)),))
 
-    def updated(
-        self, groups: Sequence[tuple[LocalParameters, StateOptions]]
-    ) -> Sequence[tuple[LocalParameters, StateOptions]]:
+    def updated(self, groups: OptimizerGroups) -> OptimizerGroups:
         """Return the sub-groups of the rank's shards, each as one parameter."""
         return [
             (flat_tensor(elements), options._replace(zero_stage=0, data_parallel=1).without_clipping())

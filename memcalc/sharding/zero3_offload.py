@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memcalc.layout.local_parameters import LocalParameter, LocalParameters
+from memcalc.layout.local_parameters import LocalParameter
 from memcalc.ledger.component import Component
+from memcalc.sharding.engine import OptimizerGroups
 from memcalc.sharding.zero3 import HookedModules, ZeRO3
 from memcalc.sharding.zero12 import DOUBLE, FLOAT, SOURCE
 from memcalc.states.state_options import StateOptions
 from memcalc.stream.requests import EngineTensor, Requests
-from memcalc.workspaces.reductions import ReductionShape, reduction
+from memcalc.workspaces import reductions
 
 NORM_ELEMENTS = 250_000_000  # elements of which a norm is computed at once: stage3.py, _constant_buffered_norm2
 FILE = f"{SOURCE}stage3.py"
@@ -57,9 +58,7 @@ class ZeRO3Offload(ZeRO3):
             whole, share = take(self._whole_bytes(number)), self.shares[number] * self._bytes_of(number)
             drop((whole, take(share)) if self.choice.host.has_weights else (whole,))
 
-    def updated(
-        self, groups: Sequence[tuple[LocalParameters, StateOptions]]
-    ) -> Sequence[tuple[LocalParameters, StateOptions]]:
+    def updated(self, groups: OptimizerGroups) -> OptimizerGroups:
         """Return nothing: the host updates all."""
         del groups
         return []
@@ -116,8 +115,9 @@ class ZeRO3Offload(ZeRO3):
             elements = min(left, NORM_ELEMENTS)
             wide = take(elements * DOUBLE, self.reduce, self.doubled)
             norm = take(DOUBLE, self.reduce, self.norm)
-            what = ReductionShape(1, elements, contiguous=True, inner=1, accumulator_bytes=DOUBLE)
-            drop((self.requests.play(reduction(what, self.choice.card), self.norm, self.reduce), wide))
+            drop(
+                (self.requests.play(reductions.norm(elements, self.choice.card, DOUBLE), self.norm, self.reduce), wide)
+            )
             squares.append(take(DOUBLE, self.reduce, self.norm))
             drop((norm, *squares[1:]))
             del squares[1:]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memcalc.layout.local_parameters import LocalParameter, LocalParameters
-from memcalc.sharding.engine import Engine, Gradient
+from memcalc.sharding.engine import Engine, Gradient, OptimizerGroups
 from memcalc.simulation.optimizer_update import OptimizerUpdate
 from memcalc.states.state_options import StateOptions
 from memcalc.stream.requests import Requests
@@ -36,9 +36,7 @@ class UpdatesInBackward(Engine):
         ] = {}  # after the first step, one optimizer for all identical parameters
         self.is_first_step = True
 
-    def updated(
-        self, groups: Sequence[tuple[LocalParameters, StateOptions]]
-    ) -> Sequence[tuple[LocalParameters, StateOptions]]:
+    def updated(self, groups: OptimizerGroups) -> OptimizerGroups:
         """Return no parameters for the step after backward; each gets an optimizer for itself."""
         self.choices = {held: choice for parameters, choice in groups for held in parameters}
         return ()

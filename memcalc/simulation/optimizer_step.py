@@ -8,7 +8,7 @@ from math import prod
 
 from memcalc.layout.local_parameters import LocalParameter, LocalParameters
 from memcalc.ledger.component import Component
-from memcalc.sharding.engine import Engine
+from memcalc.sharding.engine import Engine, OptimizerGroups
 from memcalc.simulation.optimizer_update import OptimizerUpdate, update_in_loop
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.states.optimizers.for_loop_step import in_loop_order
@@ -36,7 +36,7 @@ class OptimizerStep:
     def __init__(
         self,
         requests: Requests,
-        groups: Sequence[tuple[LocalParameters, StateOptions]],
+        groups: OptimizerGroups,
         prefixes: Sequence[str],
         engine: Engine,
         ordered: Sequence[LocalParameter],

@@ -72,9 +72,9 @@ def column_sum(rows: int, columns: int, gpu: Multiprocessors) -> Script:
     return reduction(ReductionShape(columns, rows, contiguous=False, inner=columns), gpu)
 
 
-def norm(elements: int, gpu: Multiprocessors) -> Script:
-    """Return the script of the norm of all elements of a tensor."""
-    return reduction(ReductionShape(1, elements, contiguous=True, inner=1), gpu)
+def norm(elements: int, gpu: Multiprocessors, accumulator_bytes: int = 4) -> Script:
+    """Return the script of the norm, or the maximum, of all elements of a tensor."""
+    return reduction(ReductionShape(1, elements, contiguous=True, inner=1, accumulator_bytes=accumulator_bytes), gpu)
 
 
 def _power_of_two_below(number: int) -> int:

@@ -136,7 +136,7 @@ def test_slices_of_one_rank_are_flattened_together() -> None:
     groups = [FlatGroup([0, 700_000_000], 0, share, range(share))]
 
     def sizes(*waiting: WaitingGradient) -> list[list[int]]:
-        together = reduced_together(bucket_slices(waiting, groups), 500_000_000)
+        together = reduced_together(bucket_slices(waiting, groups), 500_000_000, lambda each: each.elements)
         return [[each.elements for each in slices] for slices in together]
 
     assert sizes(WaitingGradient(0, 0, 10, None), WaitingGradient(0, 10, 20, None)) == [[30]]

@@ -9,7 +9,8 @@ from itertools import chain
 
 import pytest
 
-from memcalc.sharding.zero0 import BUFFER, filled
+from memcalc.sharding.zero0 import BUFFER
+from memcalc.sharding.zero12 import reduced_together
 from memcalc.simulation.simulated_run import run_requests, unsupported_reason
 from memcalc.spec.spec import Spec
 from tests.sharding.small_model import VOCAB, WIDTH
@@ -90,7 +91,7 @@ def test_gradients_are_flattened_after_the_last_backward(words: tuple[str, ...],
 
 def test_a_buffer_ends_once_it_is_full() -> None:
     """A gradient that makes it larger than 500 million elements is its last one."""
-    assert [*filled([BUFFER, 1, 5, BUFFER, 7])] == [[BUFFER, 1], [5, BUFFER], [7]]
+    assert [*reduced_together([BUFFER, 1, 5, BUFFER, 7], BUFFER, int)] == [[BUFFER, 1], [5, BUFFER], [7]]
 
 
 @pytest.mark.parametrize("words", [(), FP32, OWN_ADAM, ("data_parallel=1",), ("lora.rank=8",)])
