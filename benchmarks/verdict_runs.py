@@ -46,7 +46,7 @@ from memcalc.spec.model_families.inverse import write_hf_config
 from memcalc.spec.spec import Spec
 from memcalc.step.reference.decoder import refuse_unsupported
 from memcalc.units import largest_that_fits
-from memcalc.verdict.judge import gpu_of, is_expected_to_fit
+from memcalc.verdict.judge import is_expected_to_fit
 from memcalc.verdict.needs import can_replay, need_of
 
 NEAR = 0.12  # of the GPU's usable memory
@@ -137,7 +137,7 @@ def near_their_card(lot: random.Random, count: int, cards: Sequence[str]) -> Ite
 
 def near_batches(spec: Spec) -> list[int]:
     """Micro-batches at which device memory is within NEAR of what is usable, of those around the largest that fits."""
-    card = gpu_of(spec)
+    card = spec.gpu
     assert card is not None
     largest = largest_batch(spec)
     if largest is None:

@@ -16,7 +16,7 @@ from memcalc.estimation.outside_allocator import outside_bytes
 from memcalc.importers.loading import load
 from memcalc.ledger.verdict import Answer
 from memcalc.spec.hardware.gpus import with_budget
-from memcalc.verdict.judge import as_assumed, gpu_of, judge
+from memcalc.verdict.judge import as_assumed, judge
 from memcalc.verdict.needs import need_of
 from memcalc.verdict.run_types import PROGRAMS, program_kinds
 from tools.markdown import table
@@ -81,7 +81,7 @@ def lengths_table() -> str:
     """
     found: dict[str, list[tuple[float, float]]] = {}
     for run in program_runs():
-        need = need_of(run.spec, gpu_of(run.spec)) if run.spec.training.variable_lengths else None
+        need = need_of(run.spec, run.spec.gpu) if run.spec.training.variable_lengths else None
         if need is not None and need.overhead is not None:
             pair = run.reserved / need.reserved_bytes - 1, run.reserved / need.most_reserved_bytes - 1
             found.setdefault(program_kinds(run.spec)[0], []).append(pair)
@@ -108,7 +108,7 @@ class JudgedProgram(NamedTuple):
 def judged(runs: Iterable[Recorded]) -> Iterator[JudgedProgram]:
     """Judge recorded programs; those that need more than their GPU has stay out."""
     for run in runs:
-        gpu = gpu_of(run.spec)
+        gpu = run.spec.gpu
         assert gpu is not None
         outside = outside_bytes(run.spec, gpu)
         if run.reserved + outside <= gpu.usable_bytes:

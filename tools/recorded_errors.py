@@ -37,7 +37,6 @@ from memcalc.spec.programs import VersionsSpec
 from memcalc.spec.spec import Spec
 from memcalc.stream.requests import DelayedRequests, replay
 from memcalc.validation.predictions import under, with_settings
-from memcalc.verdict.judge import gpu_of
 from memcalc.verdict.needs import can_replay, need_of
 from memcalc.verdict.recorded_errors import FILE
 from memcalc.verdict.run_types import kinds_of, program_kinds
@@ -269,7 +268,7 @@ def program_error(run: Recorded) -> float | None:
     """
     if holding_memory(limits_of(run.spec)):
         return None
-    gpu = gpu_of(run.spec)
+    gpu = run.spec.gpu
     need = need_of(run.spec, gpu)
     if need.overhead is None:
         return None

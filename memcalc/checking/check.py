@@ -21,7 +21,7 @@ from memcalc.progress import Progress, silent
 from memcalc.spec.hardware.gpus import find_gpu, with_budget
 from memcalc.spec.spec import Spec
 from memcalc.units import exact_size
-from memcalc.verdict.judge import gpu_of, size, size_against
+from memcalc.verdict.judge import size, size_against
 
 MOST_DESCRIBED = 100  # configs: a description may take as long as its check
 
@@ -148,7 +148,7 @@ def _broken(path: str, text: str) -> CheckOutcome:
 
 def _outcome_of(path: str, spec: Spec, limits: Limits, describe: Describe | None) -> CheckOutcome:
     """Return the outcome of one run: by its lower bound if that exceeds the limit, else as in `estimate`."""
-    gpu = gpu_of(spec)
+    gpu = spec.gpu
     assert gpu is not None
     end, words = gpu.usable_bytes, f"usable on {gpu.label}"
     if limits.budget is not None and limits.budget <= end:

@@ -18,7 +18,7 @@ from memcalc.ledger.result import DeviceMemory, OutsideMemory, RankResult, Resul
 from memcalc.ledger.row_drafts import PHASES, run_phases
 from memcalc.ledger.textbook import textbook
 from memcalc.spec.finetuning import names_without_layer
-from memcalc.spec.hardware.gpus import GpuSpec, find_gpu
+from memcalc.spec.hardware.gpus import GpuSpec
 from memcalc.spec.hardware.kernels import missing_units
 from memcalc.spec.layers import fills_windows
 from memcalc.spec.model_families.transformers_fallback import reject_without_formulas
@@ -46,7 +46,7 @@ def estimate(spec: Spec, played: AllocatorOverhead | None = None) -> Result:
     if spec.training.teacher is not None:
         reject_without_formulas(teacher_run(spec))
     refuse_settings(spec)
-    gpu = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
+    gpu = spec.gpu
     ranks = [rank_result(spec, stage, gpu, played and played.of(stage.index)) for stage in stages_of(spec)]
     ranks.sort(key=lambda rank: -rank.ledger.peak_bytes)  # stable sort: of equal stages the first one is the headline
     return Result(
@@ -120,8 +120,7 @@ def adapter_notes(spec: Spec) -> Iterator[str]:
 def gpu_notes(spec: Spec) -> Iterator[str]:
     """Yield notes on what the GPU lacks for this run, and on sequences longer than the model's positions."""
     training, positions = spec.training, spec.model.max_position_embeddings
-    if spec.hardware.gpu is not None:
-        gpu = find_gpu(spec.hardware.gpu)
+    if (gpu := spec.gpu) is not None:
         for lack in missing_units(training.dtype, training.attention, gpu):
             yield f"{gpu.label} has {lack}; the estimate is for {training.dtype} and {training.attention} attention."
     if training.sequence_length > positions:

@@ -20,7 +20,7 @@ from memcalc.ledger.result import Generation, RankResult, Result, known
 from memcalc.ledger.row_drafts import RowDraft
 from memcalc.ledger.row_writer import write_rows
 from memcalc.ledger.textbook import generation_textbook
-from memcalc.spec.hardware.gpus import GpuSpec, find_gpu
+from memcalc.spec.hardware.gpus import GpuSpec
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.spec import Spec
 from memcalc.states.parameter_copies import UNSHARDED, ParameterCopy, copy_row
@@ -33,7 +33,7 @@ from memcalc.stream.requests import AllocatorOverhead
 
 def generation(spec: Spec, played: AllocatorOverhead | None = None) -> Result:
     """Return the memory of each GPU during prefill and decoding, and the verdict; `played` as in `estimate`."""
-    gpu = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
+    gpu = spec.gpu
     ranks = [rank_result(spec, stage, gpu, played) for stage in stages_of(spec)]
     ranks.sort(key=lambda rank: -rank.ledger.peak_bytes)
     inference = spec.inference

@@ -16,7 +16,6 @@ from memcalc.layout.sequence_sharding import has_ring_attention
 from memcalc.layout.weight_layout import split_by_dtensor
 from memcalc.spec.defaults import takes_math_kernel
 from memcalc.spec.finetuning import OWN_LINEAR
-from memcalc.spec.hardware.gpus import GpuSpec, find_gpu
 from memcalc.spec.hardware.kernels import gpu_omissions, missing_kernel
 from memcalc.spec.layers import fills_windows
 from memcalc.spec.limits import Limit
@@ -67,12 +66,11 @@ def limits_of(spec: Spec) -> tuple[Limit, ...]:
 
 def spec_limits(spec: Spec) -> tuple[Limit, ...]:
     """Return what the run's own fields leave out, in the order of `not_modelled`."""
-    gpu = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
     found = _generation(spec) if spec.inference is not None else _training(spec)
     own = (Limit(what, holds_memory) for what, holds_memory in found)
     return (
-        *(Limit(what, holds_memory=False) for what in gpu_omissions(gpu)),
-        *_attention(spec, gpu),
+        *(Limit(what, holds_memory=False) for what in gpu_omissions(spec.gpu)),
+        *_attention(spec),
         *_liger(spec),
         *_before_adapters(spec),
         *_of_split_update(spec),
@@ -166,10 +164,10 @@ def _copy_bytes(spec: Spec, width: int) -> int:
     return size * count_parameters(spec.model) // (parallelism.shards if sharded else 1)
 
 
-def _attention(spec: Spec, gpu: GpuSpec | None) -> Iterator[Limit]:
+def _attention(spec: Spec) -> Iterator[Limit]:
     """Yield the kernel that PyTorch takes on a GPU without the counted one: at most its math kernel."""
     run = spec.training if spec.inference is None else spec.inference
-    if missing := missing_kernel(run.dtype, run.attention, gpu):
+    if missing := missing_kernel(run.dtype, run.attention, spec.gpu):
         most = None if spec.inference is not None else _most_of_math_kernel(spec)
         yield Limit(f"attention on a GPU without {missing}", holds_memory=True, at_most_bytes=most)
 

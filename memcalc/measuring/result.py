@@ -82,8 +82,7 @@ def gpu_of(measurement: Measurement) -> GpuSpec | None:
     """Return the GPU of a measurement if the table has it; for a CPU, the GPU of the configuration."""
     if measurement.device.kind != "cpu":
         return gpu_named(measurement.device)
-    gpu = measurement.spec.hardware.gpu
-    return None if gpu is None else find_gpu(gpu)
+    return measurement.spec.gpu
 
 
 def gpu_named(device: MeasuredDevice) -> GpuSpec | None:

@@ -17,7 +17,6 @@ from memcalc.recomputation.chain import Chain, ChainBlock
 from memcalc.recomputation.plan import Segment
 from memcalc.sharding.engines import takes_gradients_over
 from memcalc.simulation.stage_blocks import StageBlocks, module_of
-from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.spec.matmuls import layer_matmuls
 from memcalc.spec.model import ATTENTION
 from memcalc.spec.model_families.transformers_fallback import reject_without_formulas
@@ -132,9 +131,8 @@ def _blocks(spec: Spec) -> tuple[StageBlocks, bool]:
     options, stage = state_options(spec), stages_of(spec)[0]
     sharded = takes_gradients_over(options)
     gradients = gradient_policy(spec, exist=gradients_exist(options, STEP), sharded=sharded)
-    card = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
     plan = items_of((), spec.model.num_layers)  # every layer is kept
-    return StageBlocks(spec, stage, run_sizer(spec, card), gradients, plan), sharded
+    return StageBlocks(spec, stage, run_sizer(spec, spec.gpu), gradients, plan), sharded
 
 
 def _passes(parts: StageBlocks) -> dict[str, int]:

@@ -19,7 +19,7 @@ from memcalc.recomputation.framework_plans import FrameworkText, plan_texts
 from memcalc.recomputation.framework_plans_selective import activation_bytes, selective_plan_texts
 from memcalc.recomputation.planner import SEARCHES, STRATEGIES, Planner
 from memcalc.recomputation.strategies.optimal import OptimalPlan, front, optimal, undominated
-from memcalc.spec.hardware.gpus import GpuSpec, find_gpu
+from memcalc.spec.hardware.gpus import GpuSpec
 from memcalc.spec.spec import Spec
 from memcalc.text import harmless
 from memcalc.units import format_bytes
@@ -126,7 +126,7 @@ def plan_recompute(
             "Set offload_activations: none; the result states the cost of offload instead.",
             "training.offload_activations",
         )
-    gpu = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
+    gpu = spec.gpu
     if limit is None and gpu is None:
         raise InputError("the memory limit is missing.", "Add --gpu GPU or --budget SIZE.")
     capacities = (limit, None if gpu is None else gpu.usable_bytes)

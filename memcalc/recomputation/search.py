@@ -18,7 +18,7 @@ from memcalc.recomputation.plan import Segment
 from memcalc.recomputation.strategies.optimal import OptimalPlan
 from memcalc.spec.hardware.gpus import GpuSpec
 from memcalc.spec.spec import Spec
-from memcalc.verdict.judge import gpu_of, judge
+from memcalc.verdict.judge import judge
 from memcalc.verdict.recorded_errors import reserve_ratio
 from memcalc.verdict.run_types import kinds_of
 
@@ -74,7 +74,7 @@ class PlanJudge:
 
     def __init__(self, spec: Spec, limit: int, progress: Progress = silent) -> None:
         self._progress = progress
-        self.gpu: GpuSpec | None = gpu_of(spec)
+        self.gpu: GpuSpec | None = spec.gpu
         self.limit = limit
         self.unmodelled_bytes = sum(each.at_least_bytes for each in holding_memory(limits_of(spec)))
         self.outside_bytes = outside_bytes(spec, self.gpu)

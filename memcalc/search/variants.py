@@ -7,7 +7,6 @@ from typing import Any
 from memcalc.spec.rule_sets.run import RULES
 from memcalc.spec.rule_sets.violations import Violation
 from memcalc.spec.spec import Spec
-from memcalc.verdict.judge import gpu_of
 from memcalc.verdict.needs import least_bytes
 
 
@@ -31,5 +30,5 @@ def violated_rule(spec: Spec) -> Violation | None:
 
 def is_hopeless(spec: Spec) -> bool:
     """Return whether the lower bound exceeds the GPU."""
-    gpu = gpu_of(spec)
+    gpu = spec.gpu
     return gpu is not None and least_bytes(spec, gpu, gpu.usable_bytes) > gpu.usable_bytes

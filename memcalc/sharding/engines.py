@@ -16,7 +16,6 @@ from memcalc.sharding.fsdp1 import FSDP1
 from memcalc.sharding.fsdp2 import FSDP2
 from memcalc.sharding.megatron import MegatronBuffers, MegatronDDP
 from memcalc.sharding.pipelined_fsdp2 import PipelinedFSDP2
-from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.spec.recompute_plan import Segment
 from memcalc.spec.spec import Spec
 from memcalc.states.gradient_policy import gradient_policy
@@ -119,7 +118,7 @@ def ranks_that_may_hold_most(spec: Spec) -> tuple[int | None, ...]:
 
 def _megatron_buffers(spec: Spec) -> MegatronBuffers:
     """Return the sizes of the buffers of Megatron-Core's modules."""
-    gpu = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
+    gpu = spec.gpu
     return MegatronBuffers(
         scores=score_buffer(spec).each,
         angles=rotary_table(spec).each if spec.model.position_embedding == "rope" else 0,

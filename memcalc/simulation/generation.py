@@ -17,7 +17,6 @@ from memcalc.ledger.component import Component
 from memcalc.programs.program import Activity, SharedTable, StorageEvent
 from memcalc.simulation.construction import loaded_model
 from memcalc.simulation.initial_tensors import InitialTensor
-from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.spec.inference import InferenceSpec
 from memcalc.spec.model_families.conversion import attends_eagerly
 from memcalc.spec.recipes import DTYPE_BYTES
@@ -87,10 +86,6 @@ class GenerateLoop:
     transformers 5.23 generation/utils.py: the model gets a copy of the tokens and their positions, without a mask if
     no token is padding; `_sample` references the tokens so far, the positions of the next pass, and the scores of the
     last token until those of the next one exist.
-
-    Args:
-        inference: the run.
-        requests: where they are recorded.
     """
 
     def __init__(self, inference: InferenceSpec, requests: Requests) -> None:
@@ -167,7 +162,7 @@ class GenerationRequests:
     def __init__(self, spec: Spec, requests: Requests) -> None:
         assert spec.inference is not None
         self.spec, self.inference, self.requests = spec, spec.inference, requests
-        self.card = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
+        self.card = spec.gpu
         self.has_workspace = False  # cuBLAS workspace, allocated by the first matmul
         self.caches: dict[int, list[int]] = {}  # storages of the KV cache, by layer
         self.shared: dict[SharedTable, int] = {}  # tensors that the embedding block creates for all layers

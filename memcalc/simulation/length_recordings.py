@@ -20,7 +20,6 @@ from memcalc.programs.program import Program
 from memcalc.programs.sized_program import ProgramSizer, SizedProgram, run_sizer
 from memcalc.simulation.batch_lengths import with_length
 from memcalc.simulation.simulated_run import SimulatedRun, repeated_steps
-from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.spec.scoring import scored_by_reference
 from memcalc.spec.spec import Spec
 from memcalc.states.state_options import state_options
@@ -108,7 +107,7 @@ class BatchLength:
 
     def __init__(self, spec: Spec, stage: Stage) -> None:
         self.spec, self.stage = spec, stage
-        self.sizer = run_sizer(spec, None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu))
+        self.sizer = run_sizer(spec, spec.gpu)
         self._shapes: dict[Program, Shape] = {}
 
     @cached_property

@@ -39,7 +39,6 @@ from memcalc.simulation.micro_batch import MicroBatch
 from memcalc.simulation.optimizer_step import OptimizerStep
 from memcalc.simulation.plans import plan_of
 from memcalc.simulation.stage_blocks import StageBlocks
-from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.spec.recompute_plan import items_of
 from memcalc.spec.scoring import scored_by_reference, scores_itself
 from memcalc.spec.spec import Spec
@@ -125,9 +124,9 @@ def simulate(spec: Spec, stage: Stage | None = None, rank: int | None = None) ->
     """
     torch, settings = spec.training.torch_version.removeprefix("v"), spec.training.alloc_conf
     requests = run_requests(spec, stage, rank)
-    if spec.hardware.gpu is None:
+    gpu = spec.gpu
+    if gpu is None:
         return replay(requests, settings, torch)
-    gpu = find_gpu(spec.hardware.gpu)
     try:
         return replay(requests, settings, torch, gpu.usable_bytes - gpu.context_bytes, gpu.usable_bytes)
     except OutOfMemory:
@@ -150,12 +149,7 @@ def repeated_steps(spec: Spec, lengths: tuple[int, ...], steps: Sequence[Beginni
 
 
 class Teacher:
-    """The teacher of a simulated run.
-
-    Args:
-        spec: the run.
-        requests: where they are recorded.
-    """
+    """The teacher of a simulated run."""
 
     def __init__(self, spec: Spec, requests: Requests) -> None:
         self.run, self.stage = teacher_run(spec), teacher_stage(spec)
@@ -195,7 +189,7 @@ class SimulatedRun:
         self.spec, self.stage, self.choice = spec, stage or stages_of(spec)[0], state_options(spec)
         self.rank_in_ring = rank if has_ring_attention(spec) else None
         self.lengths, self.next_lengths = lengths, cycle(lengths or (spec.training.sequence_length,))
-        self.card = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
+        self.card = spec.gpu
         self.sizer_of = sizer_of or partial(run_sizer, gpu=self.card, rank_in_ring=self.rank_in_ring)
         self.workspace = workspace("forward", spec, self.card, 0)
         parameters = stage_parameters(spec, self.stage)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, PrivateAttr
 
+from memcalc.spec.hardware.gpus import GpuSpec, find_gpu
 from memcalc.spec.inference import InferenceSpec
 from memcalc.spec.model import ConfigBlock, ModelSpec
 from memcalc.spec.origin import Origin
@@ -23,6 +24,15 @@ class Spec(ConfigBlock):
     )
 
     _origin: Origin = PrivateAttr(Origin())
+
+    @property
+    def gpu(self) -> GpuSpec | None:
+        """The GPU of the run, or None.
+
+        Raises:
+            InputError: the GPU is unknown, as in `find_gpu`.
+        """
+        return None if self.hardware.gpu is None else find_gpu(self.hardware.gpu)
 
     @property
     def origin(self) -> Origin:

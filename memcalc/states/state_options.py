@@ -16,7 +16,6 @@ from memcalc.layout.stages import stages_of
 from memcalc.layout.weight_layout import sums_unsharded
 from memcalc.operators.float8 import Float8
 from memcalc.spec.finetuning import base_dtype
-from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.spec.hardware.kernels import multiprocessors
 from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
 from memcalc.spec.spec import Spec
@@ -224,7 +223,6 @@ class StateOptions(NamedTuple):
 def state_options(spec: Spec) -> StateOptions:
     """Return the options of a run."""
     training, parallelism, base = spec.training, spec.parallelism, base_dtype(spec.training)
-    gpu = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
     main_gradients = RECIPES[training.recipe].main_gradients
     return StateOptions(
         recipe=training.recipe,
@@ -238,7 +236,7 @@ def state_options(spec: Spec) -> StateOptions:
         data_parallel=parallelism.shards,
         expert_shards=parallelism.expert_shards,
         replicates=parallelism.data_parallel_replicate > 1,
-        card=multiprocessors(gpu),
+        card=multiprocessors(spec.gpu),
         torch=training.torch,
         step=_step_options(spec),
         fsdp=_fsdp_options(spec),

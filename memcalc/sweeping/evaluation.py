@@ -14,7 +14,6 @@ from memcalc.estimation.outside_allocator import outside_bytes
 from memcalc.layout.stages import stages_that_matter
 from memcalc.ledger.row_drafts import ALL_PHASES, PHASES, run_phases
 from memcalc.progress import Progress, silent
-from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.spec.model_families.transformers_fallback import reject_without_formulas
 from memcalc.spec.spec import Spec
 from memcalc.sweeping.arrays import BATCH, COMPONENTS, Matrix, Sizers, StageSums, changed
@@ -211,7 +210,7 @@ class _Evaluation:
         """Estimate the batches of one context and write the results to its columns."""
         try:
             spec = self._contexts.loaded(values)
-            gpu = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
+            gpu = spec.gpu
         except InputError:
             found.codes[:] = NOT_MODELLED
             return
@@ -237,7 +236,7 @@ class _Evaluation:
         count = len(getattr(run.training, BATCH[0]).values)
         try:
             reject_without_formulas(run)
-            gpu = None if run.hardware.gpu is None else find_gpu(run.hardware.gpu)
+            gpu = run.gpu
             stages = [StageSums(run, stage, gpu, self._sizers, count) for stage in stages_that_matter(run)]
         except InputError:
             return None

@@ -13,7 +13,7 @@ from memcalc.estimation.outside_allocator import communication_library_bytes
 from memcalc.ledger.result import DeviceMemory, LargestBatchAndContext, OutsideMemory, RankResult, Result, known
 from memcalc.ledger.verdict import Answer, Interval, Verdict, holding_memory, overcounting
 from memcalc.simulation.simulated_run import unsupported_reason
-from memcalc.spec.hardware.gpus import GpuSpec, find_gpu
+from memcalc.spec.hardware.gpus import GpuSpec
 from memcalc.spec.limits import Limit, most_unmodelled_bytes
 from memcalc.spec.spec import Spec
 from memcalc.verdict.needs import (
@@ -38,7 +38,7 @@ def judge(spec: Spec, limit: int | None = None) -> Verdict:
     Raises:
         InputError: the family, or this implementation of it, is not modelled.
     """
-    gpu = gpu_of(spec)
+    gpu = spec.gpu
     if limit is None:
         assert gpu is not None
         limit = gpu.usable_bytes
@@ -54,7 +54,7 @@ def judge_by_records(spec: Spec) -> Verdict:
 
     Unknown where only a replay can decide: above the interval a run may fit, since a full GPU frees cached blocks.
     """
-    gpu = gpu_of(spec)
+    gpu = spec.gpu
     assert gpu is not None
     limit, limits = gpu.usable_bytes, limits_of(spec)
     least = least_bytes(spec, gpu, limit)
@@ -70,7 +70,7 @@ def is_expected_to_fit(spec: Spec) -> bool:
 
     Equals `judge(spec).expected`, with one replay where that may need two.
     """
-    gpu = gpu_of(spec)
+    gpu = spec.gpu
     assert gpu is not None
     if not can_replay(spec):
         return judge(spec).expected
@@ -154,11 +154,6 @@ def _interval(need: MemoryNeed, answer: Answer, limit: int, least: int) -> Inter
     return Interval(min(low, high), max(low, high), need.errors, need.late_bytes > need.most_reserved_bytes)
 
 
-def gpu_of(spec: Spec) -> GpuSpec | None:
-    """Return the GPU of a run, or None."""
-    return None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
-
-
 def size(spec: Spec, limit: int | None = None, least: int | None = None) -> Result:
     """Return the memory of each rank at each phase, and the verdict, with an allocator replay if possible.
 
@@ -171,7 +166,7 @@ def size(spec: Spec, limit: int | None = None, least: int | None = None) -> Resu
         InputError: the family, or this implementation of it, is not modelled; or the PyTorch version does not accept
             the allocator settings.
     """
-    gpu = gpu_of(spec)
+    gpu = spec.gpu
     why = unsupported_reason(spec)
     need = need_of(spec, gpu) if can_replay(spec) else None
     if need is not None and need.overhead is None:
@@ -205,7 +200,7 @@ def size_against(spec: Spec, limit: int) -> Result:
 
     Reserved and device memory of such a run are unknown, and its verdict has no interval.
     """
-    least = least_bytes(spec, gpu_of(spec), limit)
+    least = least_bytes(spec, spec.gpu, limit)
     known = _decided(least, limit, limits_of(spec))
     known = None if known is None else as_assumed(known, spec)
     if known is None or known.answer != "does-not-fit":
@@ -243,7 +238,7 @@ def _with_largest(result: Result) -> Result:
 
 def _is_possible(spec: Spec) -> bool:
     """Return whether the lower bound admits a run on its GPU."""
-    gpu = gpu_of(spec)
+    gpu = spec.gpu
     assert gpu is not None
     return _decided(least_bytes(spec, gpu, gpu.usable_bytes), gpu.usable_bytes, limits_of(spec)) is None
 

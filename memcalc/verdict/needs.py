@@ -19,7 +19,7 @@ from memcalc.ledger.verdict import Answer, RecordedErrors
 from memcalc.sharding.engines import ranks_to_replay, waits_for_streams
 from memcalc.simulation.batch_lengths import orders_of
 from memcalc.simulation.simulated_run import delayed_requests, run_requests, unsupported_reason
-from memcalc.spec.hardware.gpus import GpuSpec, find_gpu
+from memcalc.spec.hardware.gpus import GpuSpec
 from memcalc.spec.limits import Overcount, most_overcounted
 from memcalc.spec.model_families.transformers_fallback import reject_without_formulas
 from memcalc.spec.spec import Spec
@@ -191,7 +191,7 @@ def _replay_on(
     """
     training = spec.training
     requests = delayed_requests(spec, rank, lengths) if late else run_requests(spec, stage, rank, lengths)
-    capacity = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu).usable_bytes
+    capacity = None if spec.gpu is None else spec.gpu.usable_bytes
     version = training.torch_version.removeprefix("v")
     try:
         return replay(requests, training.alloc_conf, version, room, capacity)

@@ -15,7 +15,7 @@ from memcalc.spec.hardware.interconnect import system_of
 from memcalc.spec.spec import Spec
 from memcalc.suggestions.candidates import SAME, candidates
 from memcalc.suggestions.run_overrides import UserRun, written_out
-from memcalc.verdict.judge import fits, gpu_of
+from memcalc.verdict.judge import fits
 
 WORTH_SAYING = 0.1  # fraction of the peak: smaller temporaries are not reported
 
@@ -97,7 +97,7 @@ def remedy_of(run: UserRun, limit: int | None = None) -> Remedy | None:
 
 def host_bytes(spec: Spec) -> tuple[int, int]:
     """Return the peak host memory of a rank, and of all ranks of a node, in bytes."""
-    gpu = gpu_of(spec)
+    gpu = spec.gpu
     held = max(
         (Ledger((rows,), PHASES).peak_bytes for stage in stages_of(spec) if (rows := host_rows(spec, stage))), default=0
     )

@@ -9,7 +9,6 @@ from memcalc.layout.stages import stages_of
 from memcalc.ledger.result import RankResult
 from memcalc.sharding.engines import ranks_to_replay
 from memcalc.simulation.simulated_run import run_requests, unsupported_reason
-from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.spec.model_families.transformers_fallback import reject_without_formulas
 from memcalc.spec.spec import Spec
 from memcalc.stream.memory_curve import memory_curve
@@ -34,7 +33,7 @@ def timeline_of(spec: Spec, rank: RankResult | None = None) -> MemoryCurve:
     why = unsupported_reason(spec)
     if why:
         raise InputError(f"memory over the run cannot be shown: {why}.", "`memcalc trace` runs the step without a GPU.")
-    gpu = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
+    gpu = spec.gpu
     capacity = None if gpu is None else gpu.usable_bytes
     room = None if gpu is None else gpu.usable_bytes - outside_bytes(spec, gpu)
     stage = stages_of(spec)[0 if rank is None else rank.rank.get("pipeline_stage", 0)]

@@ -17,7 +17,6 @@ from memcalc.simulation.moments import NONE, PART, WHOLE, moments_of
 from memcalc.simulation.simulated_run import run_requests, unsupported_reason
 from memcalc.spec.spec import Spec
 from memcalc.states.model_states import state_peak
-from memcalc.verdict.judge import gpu_of
 
 ROUNDING = 1e-5  # some KiB: small tensors of a unit, each in a block, may be one block in the requests
 
@@ -83,7 +82,7 @@ def test_a_gradient_of_parallel_attention_and_mlp_is_received(preset: str) -> No
     spec = pipeline("1f1b", 2, 4, "num_layers=6", "s=512", preset=preset)
     assert not unsupported_reason(spec)
     for stage in stages_of(spec):
-        bound = max(state_peak(spec, stage), peak_bytes(spec, stage, gpu_of(spec), tails=False))
+        bound = max(state_peak(spec, stage), peak_bytes(spec, stage, spec.gpu, tails=False))
         assert bound == pytest.approx(requested_peak(spec, stage.index), rel=0.001)
 
 
@@ -139,6 +138,6 @@ def test_formulas_are_close_below_the_requests(more: tuple[str, ...], lowest: fl
     """They decide "does not fit" without a replay, so they must not be above it."""
     for spec in islice(drawn(20261129, after, *more), first, None):
         for stage in stages_of(spec):
-            bound = max(state_peak(spec, stage), peak_bytes(spec, stage, gpu_of(spec), tails=False))
+            bound = max(state_peak(spec, stage), peak_bytes(spec, stage, spec.gpu, tails=False))
             error = bound / requested_peak(spec, stage.index) - 1
             assert lowest <= error < ROUNDING, (spec.parallelism, stage.index, error)

@@ -11,7 +11,6 @@ from memcalc.layout.weight_layout import split_by_dtensor, table_gradient_is_uns
 from memcalc.operators.base import Dtypes, LinearLayers
 from memcalc.operators.fake_quantized_linear import FakeQuantization
 from memcalc.operators.float8 import Float8
-from memcalc.spec.hardware.gpus import GpuSpec, find_gpu
 from memcalc.spec.hardware.kernels import needs_columns
 from memcalc.spec.programs import is_before
 from memcalc.spec.spec import Spec
@@ -152,7 +151,7 @@ def linears_of(spec: Spec) -> LinearLayers:
         float8=float8_of(spec),
         fake_quantization=fake_quantization_of(spec),
         fp8=fp8,
-        fp8_columns=fp8 != "none" and needs_columns(fp8, _gpu(spec)),
+        fp8_columns=fp8 != "none" and needs_columns(fp8, spec.gpu),
     )
 
 
@@ -189,7 +188,3 @@ def fake_quantization_of(spec: Spec) -> FakeQuantization | None:
         fake_quantized_chunks(spec),
         by_range=training.fake_quantization == "int8-int4-by-range",
     )
-
-
-def _gpu(spec: Spec) -> GpuSpec | None:
-    return None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.spec.hardware.kernels import capability
 from memcalc.spec.model_families.conversion import family_of, rules_of
 from memcalc.spec.spec import Spec
@@ -106,7 +105,6 @@ def experts_of(spec: Spec) -> ExpertOptions:
     if moe is None:
         return ExpertOptions()
     family = (model.architecture or "") if spec.training.implementation == "torchtitan" else ""
-    gpu = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
     return ExpertOptions(
         shared=moe.shared_expert_intermediate_size > 0,
         shared_gate=moe.shared_expert_gate,
@@ -115,7 +113,7 @@ def experts_of(spec: Spec) -> ExpertOptions:
         router_correction=moe.router_correction_bias,
         latent=moe.latent_size > 0,
         family=family,
-        loops=family in LOOPS_OVER_EXPERTS and capability(gpu) < GROUPED_GEMM,
+        loops=family in LOOPS_OVER_EXPERTS and capability(spec.gpu) < GROUPED_GEMM,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memcalc.errors import InputError
-from memcalc.spec.hardware.gpus import GpuSpec, find_gpu
+from memcalc.spec.hardware.gpus import GpuSpec
 from memcalc.spec.rule_sets.violations import Violation
 from memcalc.spec.spec import Spec
 from memcalc.spec.training import Fp8
@@ -112,7 +112,7 @@ def _options(spec: Spec) -> Iterator[Violation]:
 
 def _gpu(spec: Spec) -> GpuSpec | None:
     try:
-        return None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
+        return spec.gpu
     except InputError:  # reported separately, with its own place
         return None
 
