@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
-from memcalc.cli.options import CONFIG_HELP, Gpu, Html, Set, Units, complete_config
+from memcalc.cli.options import CONFIG_HELP, Gpu, Html, Set, TableJsonOrMarkdown, Units, complete_config
 from memcalc.cli.shorthand import with_shorthands
 
 _SIDE = "FIELD=VALUE"
@@ -22,7 +22,7 @@ def command(
     set_b: Annotated[list[str] | None, typer.Option("--set-b", metavar=_SIDE, help="Like --set, for B only.")] = None,
     gpu: Gpu = None,
     html: Html = None,
-    form: Annotated[Literal["table", "json", "markdown"], typer.Option("--format", "-f")] = "table",
+    form: TableJsonOrMarkdown = "table",
     units: Units = "GiB",
 ) -> None:
     """Compare the memory of two runs, component by component.

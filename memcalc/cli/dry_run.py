@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 from memcalc.cli.messages import show_error
-from memcalc.cli.options import Budget, Units, complete_gpu
+from memcalc.cli.options import Budget, TableOrJson, Units, complete_gpu
 from memcalc.cli.output import WrittenFiles, print_json
 from memcalc.errors import NotWritten
 from memcalc.files import write_text
@@ -84,7 +84,7 @@ def command(
         str | None, typer.Option(metavar="FLAG", help="Option of the command that sets its micro-batch size.")
     ] = None,
     micro_batches: Annotated[str | None, typer.Option(metavar="LIST", help="Try only these sizes, e.g. 1,2,4.")] = None,
-    form: Annotated[Literal["table", "json"], typer.Option("--format", "-f")] = "table",
+    form: TableOrJson = "table",
     units: Units = "GiB",
 ) -> None:
     """Run any training command without a GPU, and report its memory.

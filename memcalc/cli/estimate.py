@@ -5,11 +5,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from memcalc.cli.options import Config, Device, Gpu, Html, Plot, Set, Units
+from memcalc.cli.options import Config, Device, Gpu, Html, Plot, ResultFormat, Set, Units
 from memcalc.cli.shorthand import ShorthandCommand, with_shorthands
 
 if TYPE_CHECKING:
@@ -72,9 +72,7 @@ def command(
     *,
     overrides: Set = None,
     gpu: Gpu = None,
-    form: Annotated[
-        Literal["table", "json", "markdown", "csv"], typer.Option("--format", "-f", help="csv: the ledger's rows.")
-    ] = "table",
+    form: ResultFormat = "table",
     units: Units = "GiB",
     explain: Annotated[
         str | None,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from memcalc.cli.options import AcceptUnknown, Config, Gpu, Html, Set, Units, writable_picture
+from memcalc.cli.options import AcceptUnknown, Config, Gpu, Html, Set, TableOrJson, Units, writable_picture
 from memcalc.cli.shorthand import ShorthandCommand, with_shorthands
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def command(
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help=PLOT_HELP, callback=writable_picture)] = None,
     html: Html = None,
     accept_unknown: AcceptUnknown = False,
-    form: Annotated[Literal["table", "json"], typer.Option("--format", "-f")] = "table",
+    form: TableOrJson = "table",
     units: Units = "GiB",
 ) -> None:
     """Find layouts, batch sizes, sequence lengths and GPUs that fit.

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-
-import typer
-
-from memcalc.cli.options import Units
+from memcalc.cli.options import TableJsonOrMarkdown, Units
 
 
 def command(
-    form: Annotated[Literal["table", "json", "markdown"], typer.Option("--format", "-f")] = "table",
+    form: TableJsonOrMarkdown = "table",
     units: Units = "GiB",
 ) -> None:
     """List the GPUs with their memory.

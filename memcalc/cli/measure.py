@@ -5,11 +5,22 @@ from __future__ import annotations
 import gc
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from memcalc.cli.options import CONFIG_HELP, Device, Export, Html, Plot, Set, Units, complete_config
+from memcalc.cli.options import (
+    CONFIG_HELP,
+    Device,
+    Export,
+    Html,
+    Plot,
+    Set,
+    Steps,
+    TableJsonOrMarkdown,
+    Units,
+    complete_config,
+)
 from memcalc.cli.shorthand import ShorthandCommand, with_shorthands
 from memcalc.errors import InputError, MemcalcError
 from memcalc.text import harmless
@@ -38,7 +49,7 @@ def command(
     ] = None,
     overrides: Set = None,
     device: Device = None,
-    steps: Annotated[int, typer.Option(min=1, max=1000, help="Optimizer steps to run.")] = 3,
+    steps: Steps = 3,
     alloc_conf: Annotated[
         str, typer.Option("--alloc-conf", metavar="SETTINGS", help="PYTORCH_CUDA_ALLOC_CONF of the run.")
     ] = "",
@@ -63,7 +74,7 @@ def command(
         str | None,
         typer.Option(metavar="PYTHON", help="Python interpreter with a CUDA build of torch, for --trace null."),
     ] = None,
-    form: Annotated[Literal["table", "json", "markdown"], typer.Option("--format", "-f")] = "table",
+    form: TableJsonOrMarkdown = "table",
     units: Units = "MiB",
 ) -> None:
     """Measure the training step on a GPU or CPU.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
+
+from memcalc.cli.options import TableJsonOrMarkdown
 
 
 def command(
@@ -13,7 +15,7 @@ def command(
         typer.Argument(metavar="[QUERY]", help="Search the published models: words of a hub id, such as `qwen3 14b`."),
     ] = None,
     *,
-    form: Annotated[Literal["table", "json", "markdown"], typer.Option("--format", "-f")] = "table",
+    form: TableJsonOrMarkdown = "table",
     every: Annotated[bool, typer.Option("--all", help="Show all matches instead of the first 20.")] = False,
 ) -> None:
     """List presets and model families, or search published models.

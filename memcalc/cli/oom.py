@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
-from memcalc.cli.options import Gpu, Set, Units, complete_config
+from memcalc.cli.options import Gpu, Set, TableOrJson, Units, complete_config
 from memcalc.cli.shorthand import with_shorthands
 
 LOG_HELP = "A log of any size, plain, gzip or UTF-16; - for standard input."
@@ -26,7 +26,7 @@ def command(
     report: Annotated[
         int, typer.Option("--report", "-r", min=1, metavar="N", help="Explain the N-th report of the log.")
     ] = 1,
-    form: Annotated[Literal["table", "json"], typer.Option("--format", "-f")] = "table",
+    form: TableOrJson = "table",
     units: Units = "GiB",
 ) -> None:
     """Explain an out-of-memory error from a log.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -107,3 +107,11 @@ HTML_HELP = "Write a report: one self-contained .html file that opens offline."
 Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help=HTML_HELP, callback=writable_report)]
 AcceptUnknown = Annotated[bool, typer.Option("--accept-unknown", help="Exit 0 if the verdict is CANNOT SAY.")]
 Device = Annotated[str | None, typer.Option("--device", metavar="cuda|cpu", help="Device to run on; default: the GPU.")]
+Steps = Annotated[int, typer.Option("--steps", min=1, max=1000, help="Optimizer steps to run.")]
+PYTHON_HELP = "Python interpreter with a CUDA build of torch, for --device null."
+Python = Annotated[str | None, typer.Option("--python", metavar="PYTHON", help=PYTHON_HELP)]
+TableOrJson = Annotated[Literal["table", "json"], typer.Option("--format", "-f")]
+TableJsonOrMarkdown = Annotated[Literal["table", "json", "markdown"], typer.Option("--format", "-f")]
+ResultFormat = Annotated[
+    Literal["table", "json", "markdown", "csv"], typer.Option("--format", "-f", help="csv: the ledger's rows.")
+]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from memcalc.cli.options import AcceptUnknown, Config, Gpu, Html, Set, Units, writable_picture
+from memcalc.cli.options import AcceptUnknown, Config, Gpu, Html, Python, Set, TableOrJson, Units, writable_picture
 from memcalc.errors import InputError
 from memcalc.files import write_text
 from memcalc.units import Unit
@@ -50,10 +50,7 @@ def command(
             metavar="fake|null", help="For --verify; default: fake, and null where it is installed. Repeatable."
         ),
     ] = None,
-    python: Annotated[
-        str | None,
-        typer.Option(metavar="PYTHON", help="Python interpreter with a CUDA build of torch, for --device null."),
-    ] = None,
+    python: Python = None,
     host_bandwidth: Annotated[
         float,
         typer.Option(
@@ -69,7 +66,7 @@ def command(
     html: Html = None,
     write: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the configuration with the plan.")] = None,
     accept_unknown: AcceptUnknown = False,
-    form: Annotated[Literal["table", "json"], typer.Option("--format", "-f")] = "table",
+    form: TableOrJson = "table",
     units: Units = "GiB",
 ) -> None:
     """Plan which activations to save and which to recompute.

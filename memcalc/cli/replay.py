@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from memcalc.cli.options import Budget, Gpu, Plot, Set, Units, complete_config
+from memcalc.cli.options import Budget, Gpu, Plot, Set, TableOrJson, Units, complete_config
 
 Policy = Literal["pytorch", "paddle-auto-growth", "paddle-naive-best-fit", "tensorflow", "ideal"]
 SOURCE_HELP = "A file of events, a memory snapshot of PyTorch (.pickle, also .gz), or a configuration to trace."
@@ -47,7 +47,7 @@ def command(
     picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the address space: .svg or .html.")] = None,
     plot: Plot = None,
     overrides: Set = None,
-    form: Annotated[Literal["table", "json"], typer.Option("--format", "-f")] = "table",
+    form: TableOrJson = "table",
     units: Units = "GiB",
 ) -> None:
     """Replay a run's memory through an allocator.

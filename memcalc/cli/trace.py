@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from memcalc.cli.options import Export, Gpu, Html, Plot, Set, Units, complete_config
+from memcalc.cli.options import Export, Gpu, Html, Plot, Python, ResultFormat, Set, Steps, Units, complete_config
 from memcalc.cli.shorthand import ShorthandCommand, assignments, with_shorthands
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def command(
         Literal["fake", "null"],
         typer.Option(help="fake: tensors without values, anywhere; null: PyTorch's CUDA build, without a GPU."),
     ] = "fake",
-    steps: Annotated[int, typer.Option(min=1, max=1000, help="Optimizer steps to run.")] = 3,
+    steps: Steps = 3,
     semantics: Annotated[
         Literal["cuda", "cpu"], typer.Option(help="Kernels to emulate. cpu omits block rounding and CUDA workspaces.")
     ] = "cuda",
@@ -64,10 +64,7 @@ def command(
             help="Trace one rank of N. FSDP2 (zero_stage 3) shards over N / tensor_parallel ranks.",
         ),
     ] = None,
-    python: Annotated[
-        str | None,
-        typer.Option(metavar="PYTHON", help="Python interpreter with a CUDA build of torch, for --device null."),
-    ] = None,
+    python: Python = None,
     compare: Annotated[
         bool, typer.Option("--compare", help="Compare with the estimate and, for null, with the trace on fake tensors.")
     ] = False,
@@ -75,9 +72,7 @@ def command(
     html: Html = None,
     export: Export = None,
     record: Annotated[Path | None, typer.Option(metavar="FILE", help="Write every event to this file.")] = None,
-    form: Annotated[
-        Literal["table", "json", "markdown", "csv"], typer.Option("--format", "-f", help="csv: the ledger's rows.")
-    ] = "table",
+    form: ResultFormat = "table",
     units: Units = "GiB",
 ) -> None:
     """Run the training step without a GPU, on fake tensors.
