@@ -24,6 +24,7 @@ from memcalc.importers.attention import EAGER, FLASH, SDPA, WORDS, attention
 from memcalc.importers.file_format import (
     COMPILE,
     COMPILE_MODE,
+    GPUS,
     FileFormat,
     Meaning,
     fact,
@@ -34,7 +35,7 @@ from memcalc.importers.file_format import (
     part,
     to,
 )
-from memcalc.importers.huggingface import GPUS, RECOMPUTE, TRAINER, finish_trainer
+from memcalc.importers.huggingface import RECOMPUTE, TRAINER, finish_trainer
 from memcalc.importers.models import named_model
 from memcalc.importers.offload import ACTIVATIONS
 from memcalc.spec.model_families.field_types import shown
@@ -369,4 +370,4 @@ def _recognized(data: Mapping[str, Any]) -> bool:
     return "base_model" in data and any(key in data for key in ("datasets", "micro_batch_size", "sequence_len"))
 
 
-AXOLOTL = FileFormat("axolotl", "0.18", FIELDS, _finish, _recognized, GPUS, framework="axolotl")
+AXOLOTL = FileFormat("axolotl", "0.18", FIELDS, _finish, _recognized, (GPUS,), framework="axolotl")

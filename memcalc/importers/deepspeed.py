@@ -9,7 +9,19 @@ from memcalc.frameworks.deepspeed import place_copies, place_own_adam, place_zer
 from memcalc.frameworks.draft import Draft
 from memcalc.frameworks.lengths import place_lengths
 from memcalc.frameworks.scripts import place_outputs
-from memcalc.importers.file_format import LENGTH, FileFormat, Meaning, fact, lacking, nothing, overcounted, part, to
+from memcalc.importers.file_format import (
+    BATCH,
+    GPUS,
+    LENGTH,
+    FileFormat,
+    Meaning,
+    fact,
+    lacking,
+    nothing,
+    overcounted,
+    part,
+    to,
+)
 from memcalc.importers.offload import place_optimizer
 
 _HOW = (  # DeepSpeed's words for the way in which ZeRO works
@@ -228,10 +240,6 @@ DEEPSPEED = FileFormat(
     FIELDS,
     finish_deepspeed,
     _recognized,
-    (
-        ("parallelism.data_parallel", "the number of data-parallel GPUs"),
-        ("training.micro_batch_size", "sequences in one forward"),
-        LENGTH,
-    ),
+    (GPUS, BATCH, LENGTH),
     framework="deepspeed",
 )

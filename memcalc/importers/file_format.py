@@ -132,7 +132,11 @@ def _exceeds(value: Any, counted: float) -> bool:
         return bool(value > 0)
 
 
+# What files may leave to their program: the field, and what it is.
 LENGTH = ("training.sequence_length", "tokens per sequence, which the program sets")
+BATCH = ("training.micro_batch_size", "sequences in one forward")
+GPUS = ("parallelism.data_parallel", "the number of data-parallel GPUs")
+REPLICAS = ("parallelism.data_parallel", "the number of replicas of the model")
 
 
 @dataclass(frozen=True)

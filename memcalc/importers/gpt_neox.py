@@ -7,7 +7,18 @@ from typing import Any
 
 from memcalc.frameworks.draft import Draft
 from memcalc.importers import deepspeed
-from memcalc.importers.file_format import FileFormat, Meaning, fact, lacking, nothing, overcounted, place_dropout, to
+from memcalc.importers.file_format import (
+    BATCH,
+    REPLICAS,
+    FileFormat,
+    Meaning,
+    fact,
+    lacking,
+    nothing,
+    overcounted,
+    place_dropout,
+    to,
+)
 from memcalc.importers.vocabulary import entries_of, place_vocabulary
 
 _NEOX, _NEOX_ENTRIES = "20B_tokenizer", 50_277  # of GPT-NeoX-20B and Pythia
@@ -244,14 +255,5 @@ def _recognized(data: Mapping[str, Any]) -> bool:
 
 
 GPT_NEOX = FileFormat(
-    "GPT-NeoX",
-    "main, May 2026",
-    FIELDS,
-    _finish,
-    _recognized,
-    (
-        ("parallelism.data_parallel", "the number of replicas of the model"),
-        ("training.micro_batch_size", "sequences in one forward"),
-    ),
-    framework="gpt-neox",
+    "GPT-NeoX", "main, May 2026", FIELDS, _finish, _recognized, (REPLICAS, BATCH), framework="gpt-neox"
 )

@@ -34,6 +34,7 @@ from memcalc.importers.deepspeed_file import place_deepspeed
 from memcalc.importers.file_format import (
     COMPILE,
     COMPILE_MODE,
+    GPUS,
     LENGTH,
     FileFormat,
     Meaning,
@@ -281,9 +282,6 @@ def _sharding(draft: Draft) -> None:
     place_fsdp(draft, " ".join(map(str, words)) if isinstance(words, list) else str(words or ""))
 
 
-GPUS = (("parallelism.data_parallel", "the number of data-parallel GPUs"),)
-
-
 def _is_trainer(data: Mapping[str, Any]) -> bool:
     return "per_device_train_batch_size" in data or {"model_name_or_path", "output_dir"} <= data.keys()
 
@@ -323,5 +321,5 @@ TRAINING_ARGUMENTS = FileFormat(
     fields={**script_fields.FIELDS, **TRAINER, **LAUNCHED_PARTS},
     finish=_finish,
     recognized=_is_trainer,
-    expected=(*GPUS, LENGTH),
+    expected=(GPUS, LENGTH),
 )

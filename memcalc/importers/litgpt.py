@@ -8,7 +8,7 @@ from typing import Any
 from memcalc.frameworks.draft import Draft
 from memcalc.frameworks.lengths import place_lengths
 from memcalc.frameworks.litgpt import place_4_bits, place_adapters, place_evaluation, place_litgpt
-from memcalc.importers.file_format import LENGTH, FileFormat, Meaning, fact, lacking, nothing, part, to
+from memcalc.importers.file_format import GPUS, LENGTH, FileFormat, Meaning, fact, lacking, nothing, part, to
 from memcalc.importers.models import named_model, place_model
 
 # LitGPT 0.5, litgpt/finetune, litgpt/pretrain.py, litgpt/args.py.
@@ -164,12 +164,4 @@ def _recognized(data: Mapping[str, Any]) -> bool:
     return isinstance(data.get("train"), Mapping) and any(key in data for key in ("checkpoint_dir", "model_name"))
 
 
-LITGPT = FileFormat(
-    "LitGPT",
-    "0.5",
-    FIELDS,
-    _finish,
-    _recognized,
-    (("parallelism.data_parallel", "the number of data-parallel GPUs"), LENGTH),
-    framework="litgpt",
-)
+LITGPT = FileFormat("LitGPT", "0.5", FIELDS, _finish, _recognized, (GPUS, LENGTH), framework="litgpt")

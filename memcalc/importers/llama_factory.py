@@ -17,8 +17,8 @@ from memcalc.frameworks.trainer import (
 from memcalc.importers import float8
 from memcalc.importers.accelerate_file import AS_PARTS, place_launch
 from memcalc.importers.attention import WORDS, attention
-from memcalc.importers.file_format import FileFormat, Meaning, fact, lacking, nothing, overcounted, part, to
-from memcalc.importers.huggingface import GPUS, TRAINER, finish_trainer
+from memcalc.importers.file_format import GPUS, FileFormat, Meaning, fact, lacking, nothing, overcounted, part, to
+from memcalc.importers.huggingface import TRAINER, finish_trainer
 
 # LLaMA-Factory 0.9.6, src/llamafactory/hparams.
 FIELDS: dict[str, Meaning] = {
@@ -185,4 +185,4 @@ def _recognized(data: Mapping[str, Any]) -> bool:
     return "model_name_or_path" in data and any(key in data for key in ("finetuning_type", "cutoff_len", "lora_target"))
 
 
-LLAMA_FACTORY = FileFormat("LLaMA-Factory", "0.9.6", FIELDS, _finish, _recognized, GPUS, framework="llama-factory")
+LLAMA_FACTORY = FileFormat("LLaMA-Factory", "0.9.6", FIELDS, _finish, _recognized, (GPUS,), framework="llama-factory")

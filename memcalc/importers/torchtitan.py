@@ -11,7 +11,7 @@ from memcalc.frameworks.allocator_settings import EXPANDABLE, place_allocator_se
 from memcalc.frameworks.context_parallel import place_rotation
 from memcalc.frameworks.draft import Draft
 from memcalc.importers import float8
-from memcalc.importers.file_format import COMPILE, FileFormat, Meaning, fact, lacking, nothing, overcounted, to
+from memcalc.importers.file_format import COMPILE, GPUS, FileFormat, Meaning, fact, lacking, nothing, overcounted, to
 from memcalc.importers.models import preset_of
 from memcalc.importers.offload import place_shards
 
@@ -342,12 +342,4 @@ def _recognized(data: Mapping[str, Any]) -> bool:
     return isinstance(model, Mapping) and "flavor" in model
 
 
-TORCHTITAN = FileFormat(
-    "torchtitan",
-    "0.2",
-    FIELDS,
-    _finish,
-    _recognized,
-    (("parallelism.data_parallel", "the number of data-parallel GPUs"),),
-    framework="torchtitan",
-)
+TORCHTITAN = FileFormat("torchtitan", "0.2", FIELDS, _finish, _recognized, (GPUS,), framework="torchtitan")

@@ -12,7 +12,18 @@ from memcalc.frameworks.draft import Draft
 from memcalc.frameworks.lengths import place_lengths
 from memcalc.frameworks.torchtune import place_torchtune
 from memcalc.frameworks.trainer import note_evaluation
-from memcalc.importers.file_format import COMPILE, FileFormat, Meaning, fact, lacking, nothing, overcounted, part, to
+from memcalc.importers.file_format import (
+    COMPILE,
+    GPUS,
+    FileFormat,
+    Meaning,
+    fact,
+    lacking,
+    nothing,
+    overcounted,
+    part,
+    to,
+)
 from memcalc.importers.models import preset_of
 from memcalc.importers.offload import ACTIVATIONS, place_shards
 from memcalc.spec.finetuning import HEAD
@@ -271,15 +282,5 @@ def _recognized(data: Mapping[str, Any]) -> bool:
     return trains and isinstance(model, Mapping) and str(model.get("_component_", "")).startswith("torchtune.")
 
 
-TORCHTUNE = FileFormat(
-    "torchtune",
-    "0.6",
-    FIELDS,
-    _finish,
-    _recognized,
-    (
-        ("parallelism.data_parallel", "the number of data-parallel GPUs"),
-        ("training.sequence_length", "the sequence length"),
-    ),
-    framework="torchtune",
-)
+_EXPECTED = (GPUS, ("training.sequence_length", "the sequence length"))
+TORCHTUNE = FileFormat("torchtune", "0.6", FIELDS, _finish, _recognized, _EXPECTED, framework="torchtune")

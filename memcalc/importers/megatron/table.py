@@ -7,6 +7,7 @@ from typing import Any
 
 from memcalc.frameworks.draft import Draft
 from memcalc.importers.file_format import (
+    REPLICAS,
     FileFormat,
     Meaning,
     fact,
@@ -305,11 +306,5 @@ def _recognized(data: Mapping[str, Any]) -> bool:
 
 
 MEGATRON = FileFormat(
-    "Megatron-LM",
-    "Megatron-Core 0.14",
-    FIELDS,
-    _finish,
-    _recognized,
-    (("parallelism.data_parallel", "the number of replicas of the model"),),
-    framework="megatron",
+    "Megatron-LM", "Megatron-Core 0.14", FIELDS, _finish, _recognized, (REPLICAS,), framework="megatron"
 )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.frameworks.draft import Draft
-from memcalc.importers.file_format import FileFormat, Meaning, fact, lacking, nothing, overcounted, to
+from memcalc.importers.file_format import REPLICAS, FileFormat, Meaning, fact, lacking, nothing, overcounted, to
 from memcalc.importers.megatron import table as megatron
 from memcalc.importers.vocabulary import entries_of, place_vocabulary
 
@@ -187,12 +187,4 @@ def _recognized(data: Mapping[str, Any]) -> bool:
     )
 
 
-NEMO = FileFormat(
-    "NeMo",
-    "1.23",
-    FIELDS,
-    _finish,
-    _recognized,
-    (("parallelism.data_parallel", "the number of replicas of the model"),),
-    framework="nemo",
-)
+NEMO = FileFormat("NeMo", "1.23", FIELDS, _finish, _recognized, (REPLICAS,), framework="nemo")

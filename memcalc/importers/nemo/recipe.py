@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.frameworks.draft import Draft
-from memcalc.importers.file_format import FileFormat, Meaning, fact, lacking, nothing, overcounted, to
+from memcalc.importers.file_format import REPLICAS, FileFormat, Meaning, fact, lacking, nothing, overcounted, to
 from memcalc.importers.megatron import table as megatron
 from memcalc.importers.models import named_model, place_model
 from memcalc.importers.nemo.classes import place_class, place_tokenizer
@@ -219,12 +219,4 @@ def _recognized(data: Mapping[str, Any]) -> bool:
     return any(str(block.get("_target_", "")).startswith("nemo.") for block in blocks)
 
 
-NEMO_RECIPE = FileFormat(
-    "NeMo 2",
-    "2.6",
-    FIELDS,
-    _finish,
-    _recognized,
-    (("parallelism.data_parallel", "the number of replicas of the model"),),
-    framework="nemo",
-)
+NEMO_RECIPE = FileFormat("NeMo 2", "2.6", FIELDS, _finish, _recognized, (REPLICAS,), framework="nemo")
