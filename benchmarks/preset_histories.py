@@ -25,6 +25,7 @@ from typing import Any
 
 from memcalc.allocator import history
 from memcalc.events import Event, EventType
+from memcalc.recorder.real_device import sizes
 
 CARD = "a100-80gb"
 STEPS = 2
@@ -108,7 +109,7 @@ def compared(case: str) -> dict[str, Any]:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": f"null:{CARD}",
         "versions": {"torch": torch.__version__},
-        "parameters": run.sizes()[0],
+        "parameters": sizes(run)[0],
         "seconds": round(seconds, 2),
         "host_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "lines": len(theirs),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from memcalc.events.memory_curve import MemoryCurve
 from memcalc.recorder.run_analysis import RunAnalysis
-from memcalc.recorder.trace import ModuleTrace, Trace
+from memcalc.recorder.trace import ModuleTrace, Trace, fields_of
 from memcalc.report.tables.phase_log import PhaseLog
 from memcalc.units import Unit
 
@@ -73,13 +73,9 @@ class TracedModule(ModuleTrace, TraceResult):
 
 def shown_run(trace: Trace) -> TracedRun:
     """Return a traced run of a configuration as one that shows itself."""
-    return TracedRun(**_fields(trace))
+    return TracedRun(**fields_of(trace))
 
 
 def shown_module(trace: ModuleTrace) -> TracedModule:
     """Return a traced run of a module as one that shows itself."""
-    return TracedModule(**_fields(trace))
-
-
-def _fields(trace: RunAnalysis) -> dict[str, Any]:
-    return {field.name: getattr(trace, field.name) for field in fields(trace)}
+    return TracedModule(**fields_of(trace))

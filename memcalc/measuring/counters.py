@@ -15,8 +15,8 @@ from memcalc.measuring.cpu_profile import MARK, CpuProfile, levels
 from memcalc.measuring.measurement import MeasuredPhase
 
 
-class CounterLog:
-    """Phases in the order of their first run."""
+class PhaseCounters:
+    """Phases in the order of their first run, including one that failed."""
 
     def __init__(self) -> None:
         self._phases: dict[str, MeasuredPhase] = {}
@@ -39,12 +39,17 @@ class CounterLog:
         """All phases so far."""
         return tuple(self._phases.values())
 
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Context of the whole run; does nothing if something counts anyway."""
+        yield
+
 
 def _higher(before: int | None, now: int | None) -> int | None:
     return None if now is None else max(before or 0, now)
 
 
-class CudaCounters:
+class CudaCounters(PhaseCounters):
     """Reads the caching allocator's counters at phase boundaries. They are in host memory: nothing is synchronized.
 
     Args:
@@ -53,19 +58,9 @@ class CudaCounters:
     """
 
     def __init__(self, device: torch.device, in_use: Callable[[], int]) -> None:
+        super().__init__()
         self.device = device
         self._in_use = in_use
-        self._log = CounterLog()
-
-    @property
-    def phases(self) -> tuple[MeasuredPhase, ...]:
-        """The recorded phases, including one that failed."""
-        return self._log.phases
-
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Context of the whole run; does nothing, because the allocator always counts."""
-        yield
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -74,7 +69,7 @@ class CudaCounters:
         try:
             yield
         finally:
-            self._log.add(
+            self.add(
                 MeasuredPhase(
                     name=name,
                     peak_allocated_bytes=torch.cuda.max_memory_allocated(self.device),
@@ -87,18 +82,13 @@ class CudaCounters:
             )
 
 
-class CpuCounters:
+class CpuCounters(PhaseCounters):
     """Profiles the whole run; allocated bytes are relative to the time before the model was built."""
 
     def __init__(self) -> None:
-        self._log = CounterLog()
+        super().__init__()
         self.profiled: CpuProfile | None = None  # set when the run is over
         self._profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
-
-    @property
-    def phases(self) -> tuple[MeasuredPhase, ...]:
-        """The recorded phases, including one that failed."""
-        return self._log.phases
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -119,21 +109,14 @@ class CpuCounters:
         """Assign the allocator's records to the phases' spans."""
         found = self.profiled = CpuProfile(self._profiler)
         for level in levels(found.lives, found.spans):
-            self._log.add(MeasuredPhase(level.phase, level.peak, level.end, inside=level.inside))
+            self.add(MeasuredPhase(level.phase, level.peak, level.end, inside=level.inside))
 
 
-class RecorderCounters:
+class RecorderCounters(PhaseCounters):
     """Counters for a rank on the CPU, taken from the recorder, which sees every storage end.
 
     The profiler's allocator records are incomplete there, because collectives free memory in their own threads.
     """
-
-    phases: tuple[MeasuredPhase, ...] = ()
-
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Context of the whole run; does nothing."""
-        yield
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:  # noqa: ARG002 -- nothing to record
@@ -143,10 +126,8 @@ class RecorderCounters:
     def hear(self, events: Sequence[Event]) -> None:
         """Set the phases from the recorded events."""
         line = timeline(events)
-        log = CounterLog()
         marks = [(at, event.phase) for at, event in enumerate(line.events) if event.kind is EventType.PHASE]
         ends = [at for at, _ in marks[1:]] + [len(line.events)]
         for (begin, name), end in zip(marks, ends, strict=True):
             totals = line.totals[begin:end]
-            log.add(MeasuredPhase(name, max(totals), totals[-1]))
-        self.phases = log.phases
+            self.add(MeasuredPhase(name, max(totals), totals[-1]))

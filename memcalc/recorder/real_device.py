@@ -19,6 +19,7 @@ from memcalc.recorder.history import HistoryRecorder
 from memcalc.recorder.observer import ObservedRun, RecordingObserver
 from memcalc.recorder.recorder import Recorder
 from memcalc.step.loop import Observer
+from memcalc.step.quantization import sizes_of
 
 FIRST_OF_A_STEP = "zero_grad"
 
@@ -43,8 +44,10 @@ class DeviceRun(ObservedRun, Protocol):
     def execute(self, steps: int, observer: Observer) -> None:
         """Build everything, then train."""
 
-    def sizes(self) -> Sizes:
-        """Return the elements of parameters, trained parameters and buffers."""
+
+def sizes(run: DeviceRun) -> Sizes:
+    """Return the elements of parameters, trained parameters and buffers; zeros before the model is built."""
+    return (0, 0, 0) if run.model is None else sizes_of(run.model.module)
 
 
 class CompletedRun(NamedTuple):
@@ -112,7 +115,7 @@ def record_real(make_run: Callable[[], DeviceRun], steps: int, watching: Observe
     history = UnobservedHistory(device)
     watch = Stopwatch()
     died = until_dead(run, steps, Observers([watching, history, watch]))
-    events, sizes = history.close(), run.sizes()  # close() waits for the device
+    events, counted = history.close(), sizes(run)  # close() waits for the device
     seconds, begun = watch.seconds(), time.perf_counter()
     del run
     gc.collect()
@@ -120,7 +123,7 @@ def record_real(make_run: Callable[[], DeviceRun], steps: int, watching: Observe
     torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001 -- no public name
     torch.cuda.empty_cache()
     found = attributed(events, record_instrumented(make_run(), steps).events)
-    return CompletedRun(found, died, sizes, seconds | {"again": time.perf_counter() - begun})
+    return CompletedRun(found, died, counted, seconds | {"again": time.perf_counter() - begun})
 
 
 def record_instrumented(run: DeviceRun, steps: int, *watching: Observer) -> CompletedRun:
@@ -128,7 +131,7 @@ def record_instrumented(run: DeviceRun, steps: int, *watching: Observer) -> Comp
     recorder, watch = _recorder(run.device), Stopwatch()
     with recorder:
         died = until_dead(run, steps, Observers([*watching, watch, RecordingObserver(run, recorder)]))
-    return CompletedRun(recorder.events(), died, run.sizes(), watch.seconds())
+    return CompletedRun(recorder.events(), died, sizes(run), watch.seconds())
 
 
 def until_dead(run: DeviceRun, steps: int, observer: Observer) -> str | None:

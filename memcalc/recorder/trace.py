@@ -22,7 +22,7 @@ from memcalc.progress import Progress, silent
 from memcalc.recorder.ledger import host_ledger
 from memcalc.recorder.recording import Recording
 from memcalc.recorder.run_analysis import RunAnalysis, judge
-from memcalc.spec.hardware.gpus import GpuSpec, find_gpu
+from memcalc.spec.hardware.gpus import GpuSpec
 from memcalc.spec.limits import Limit
 from memcalc.spec.model_families.transformers_fallback import has_published_formulas
 from memcalc.spec.spec import Spec
@@ -72,14 +72,13 @@ def make_trace(
     Raises:
         InputError: PyTorch rejects the settings.
     """
-    gpu = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
-    judged = judge(recording, gpu, alloc_conf, version, progress)
+    judged = judge(recording, spec.gpu, alloc_conf, version, progress)
     result = Result(
         spec=spec,
         textbook=_published(spec),
         **_sizing(judged, (*spec.origin.limits, *not_run(spec))),
     )
-    return Trace(**_fields(judged), result=result)
+    return Trace(**fields_of(judged), result=result)
 
 
 def _published(spec: Spec) -> Textbook | None:
@@ -105,10 +104,11 @@ def make_module_trace(
         InputError: PyTorch rejects the settings.
     """
     judged = judge(recording, gpu, alloc_conf, progress=progress)
-    return ModuleTrace(**_fields(judged), result=ModuleResult(name=name, step=step, **_sizing(judged, ())))
+    return ModuleTrace(**fields_of(judged), result=ModuleResult(name=name, step=step, **_sizing(judged, ())))
 
 
-def _fields(judged: RunAnalysis) -> dict[str, Any]:
+def fields_of(judged: RunAnalysis) -> dict[str, Any]:
+    """Return the fields of an analysis, for one that adds others to them."""
     return {field.name: getattr(judged, field.name) for field in fields(judged)}
 
 

@@ -25,39 +25,29 @@ from memcalc.spec.spec import Spec
 from memcalc.step.dtypes import compute_dtype
 from memcalc.step.packages import import_package
 
+_GPT2 = {
+    "qkv_proj": "attn.c_attn",
+    "o_proj": "attn.c_proj",
+    "up_proj": "mlp.c_fc",
+    "down_proj": "mlp.c_proj",
+    "embed_tokens": "wte",
+}
+_FALCON = {
+    "qkv_proj": "query_key_value",
+    "o_proj": "self_attention.dense",
+    "up_proj": "dense_h_to_4h",
+    "down_proj": "dense_4h_to_h",
+    "embed_tokens": "word_embeddings",
+}
 # Names in the classes of transformers for the layers of the parameter table; absent names are equal.
 FAMILY_NAMES = {
-    "gpt2": {
-        "qkv_proj": "attn.c_attn",
-        "o_proj": "attn.c_proj",
-        "up_proj": "mlp.c_fc",
-        "down_proj": "mlp.c_proj",
-        "embed_tokens": "wte",
-    },
-    "bloom": {
-        "qkv_proj": "query_key_value",
-        "o_proj": "self_attention.dense",
-        "up_proj": "dense_h_to_4h",
-        "down_proj": "dense_4h_to_h",
-        "embed_tokens": "word_embeddings",
-    },
+    "gpt2": _GPT2,
+    "bloom": _FALCON,
     "codegen": {"o_proj": "out_proj", "up_proj": "fc_in", "down_proj": "fc_out", "embed_tokens": "wte"},
     "deepseek_v2": {"kv_a_proj": "kv_a_proj_with_mqa"},
     "deepseek_v3": {"kv_a_proj": "kv_a_proj_with_mqa"},
-    "falcon": {
-        "qkv_proj": "query_key_value",
-        "o_proj": "self_attention.dense",
-        "up_proj": "dense_h_to_4h",
-        "down_proj": "dense_4h_to_h",
-        "embed_tokens": "word_embeddings",
-    },
-    "gpt_bigcode": {
-        "qkv_proj": "attn.c_attn",
-        "o_proj": "attn.c_proj",
-        "up_proj": "mlp.c_fc",
-        "down_proj": "mlp.c_proj",
-        "embed_tokens": "wte",
-    },
+    "falcon": _FALCON,
+    "gpt_bigcode": _GPT2,
     "gpt_neo": {"o_proj": "out_proj", "up_proj": "mlp.c_fc", "down_proj": "mlp.c_proj", "embed_tokens": "wte"},
     "gpt_neox": {
         "qkv_proj": "query_key_value",

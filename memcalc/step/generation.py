@@ -21,7 +21,6 @@ from memcalc.spec.spec import Spec
 from memcalc.step.causal_lm import CausalLM, build_base
 from memcalc.step.huggingface import one_sequence_a_row
 from memcalc.step.loop import Observer
-from memcalc.step.quantization import sizes_of
 from memcalc.step.reference.attention import CUDA_BACKENDS
 
 
@@ -120,10 +119,6 @@ class GenerationRun:
                 if length > before.shape[-2]:
                     shape = (*before.shape[:-2], length, before.shape[-1])
                     setattr(layer, name, torch.empty(shape, dtype=before.dtype, device=before.device))
-
-    def sizes(self) -> tuple[int, int, int]:
-        """Return the elements of parameters, trained parameters and buffers."""
-        return (0, 0, 0) if self.model is None else sizes_of(self.model.module)
 
     def tensors_by_component(self) -> dict[Component, list[Tensor]]:
         """Return the tensors of known component, by component."""

@@ -24,7 +24,7 @@ from memcalc.step.ema import Average, build_average
 from memcalc.step.host import HOST, saving
 from memcalc.step.meta_modules import place_inputs, tensors_in
 from memcalc.step.optimizers import build_optimizer, hidden_matrices, state_tensors
-from memcalc.step.quantization import quantized_tensors, sizes_of
+from memcalc.step.quantization import quantized_tensors
 from memcalc.step.recipes import Copies, autocast
 from memcalc.step.unsupported import (
     NO_KERNEL,
@@ -193,12 +193,6 @@ class TrainingRun:
     def _random_tokens(self) -> Tensor:
         shape = (self.spec.training.micro_batch_size, self.spec.training.sequence_length)
         return torch.randint(self.spec.model.vocab_size, shape, device=self.device)
-
-    def sizes(self) -> tuple[int, int, int]:
-        """Return the elements of parameters, trained parameters and buffers; zeros before the model is built."""
-        if self.model is None:
-            return 0, 0, 0
-        return sizes_of(self.model.module)
 
     def _named_outputs(self) -> list[Any]:
         """Return the logits and loss of an output; its other tensors (hidden states) belong to the layers."""

@@ -16,7 +16,6 @@ from memcalc.spec.recompute_plan import Segment
 from memcalc.step.loop import Observer
 from memcalc.step.meta_modules import place_inputs, place_module
 from memcalc.step.module_run import OptimizerFactory, PlacedModule
-from memcalc.step.quantization import sizes_of
 from memcalc.step.recompute import run_plan
 
 # Passes of each module, in this order; phases are named "PASS NUMBER".
@@ -155,11 +154,6 @@ class ChainRun:
             block(x)
         self.ends.append(ModuleSizes(x.numel() * x.element_size(), size, left, counter.get_total_flops()))
         del x
-
-    def sizes(self) -> tuple[int, int, int]:
-        """Return the elements of parameters, trained parameters and buffers."""
-        assert self.model is not None
-        return sizes_of(self.model.module)
 
     def tensors_by_component(self) -> dict[Component, list[Tensor]]:
         """Return {}: no components are known, because only totals are read."""

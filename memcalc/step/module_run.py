@@ -15,7 +15,6 @@ from memcalc.ledger.component import Component
 from memcalc.step.loop import Observer
 from memcalc.step.meta_modules import place_inputs, place_module, tensors_in
 from memcalc.step.python_file import own_line
-from memcalc.step.quantization import sizes_of
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
@@ -161,12 +160,6 @@ class ModuleRun:
     def _autocast(self) -> AbstractContextManager[object]:
         dtype = self.step.autocast
         return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype=dtype)
-
-    def sizes(self) -> tuple[int, int, int]:
-        """Return the elements of parameters, trained parameters and buffers; zeros before the module is placed."""
-        if self.model is None:
-            return 0, 0, 0
-        return sizes_of(self.model.module)
 
     def tensors_by_component(self) -> dict[Component, list[Tensor]]:
         """Return the tensors of known component, by component; activations and temporaries are unknown."""

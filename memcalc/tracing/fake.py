@@ -4,31 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
 
 import torch
 
 from memcalc.progress import Progress, silent
-from memcalc.recorder.observer import ObservedRun, RecordingObserver
-from memcalc.recorder.real_device import Observers
+from memcalc.recorder.observer import RecordingObserver
+from memcalc.recorder.real_device import DeviceRun, Observers, sizes
 from memcalc.recorder.recording import Recording
 from memcalc.spec.hardware.gpus import GpuSpec
-from memcalc.step.loop import Observer
 from memcalc.tracing.session import Session, fake_cpu, fake_cuda, real_cpu
 
 
-class FakeRun(ObservedRun, Protocol):
-    """A training run that can be recorded."""
-
-    def execute(self, steps: int, observer: Observer) -> None:
-        """Build everything, then train."""
-
-    def sizes(self) -> tuple[int, int, int]:
-        """Return the elements of parameters, trained parameters and buffers."""
-
-
 def record_fake(
-    make_run: Callable[[torch.device], FakeRun],
+    make_run: Callable[[torch.device], DeviceRun],
     gpu: GpuSpec,
     steps: int,
     *,
@@ -52,7 +40,7 @@ def record_fake(
         building = _Building(session)
         run.execute(steps, Observers([RecordingObserver(run, session.recorder), building]))
         events, host_events = session.recorder.events(), session.recorder.host_events()
-        parameters, trainable, buffers = run.sizes()
+        parameters, trainable, buffers = sizes(run)
     return Recording(
         device="fake:cuda" if cuda else "fake:cpu",
         events=events,

@@ -19,9 +19,9 @@ from memcalc.step.packages import require
 if TYPE_CHECKING:
     import torch
 
+    from memcalc.recorder.real_device import DeviceRun
     from memcalc.recorder.recording import Recording
     from memcalc.recorder.trace import Trace
-    from memcalc.tracing.fake import FakeRun
 
 Semantics = Literal["cuda", "cpu"]
 
@@ -79,7 +79,7 @@ def record(
         )
 
 
-def _run_of(spec: Spec, semantics: str, inputs: str | None) -> Callable[[torch.device], FakeRun]:
+def _run_of(spec: Spec, semantics: str, inputs: str | None) -> Callable[[torch.device], DeviceRun]:
     """Return the factory of the run: a training step, or generation."""
     if spec.inference is not None:
         if inputs is not None:
