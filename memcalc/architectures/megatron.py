@@ -36,16 +36,14 @@ def _operators(c: BlockStructure, tape: Tape, linears: LinearLayers = NN_LINEAR)
     return ops
 
 
-def norm(
-    ops: Operators, c: BlockStructure, x: Tensor, module: str, width: str = "d", out: Shape | None = None
-) -> Tensor:
+def norm(ops: Operators, c: BlockStructure, x: Tensor, module: str, width: str = "d") -> Tensor:
     """The model's norm, in one kernel: of Transformer Engine, or PyTorch's."""
     tensors: tuple[str, ...] = ("weight",) if c.norm.weight else ()
     layer_norm = c.norm.kind == "layernorm"
     tensors = (*tensors, "bias") if layer_norm and tensors and c.norm.bias else tensors
     if c.attention.kernel != "flash":
-        return (ops.layer_norm if layer_norm else ops.rms_norm)(x, module, width, tensors, out)
-    return ops.te_norm(x, module, width, tensors, mean=layer_norm, out=out)
+        return (ops.layer_norm if layer_norm else ops.rms_norm)(x, module, width, tensors)
+    return ops.te_norm(x, module, width, tensors, mean=layer_norm)
 
 
 class MegatronLayer:

@@ -19,13 +19,11 @@ MEGATRON = "Megatron-LM core_r0.14 core/"
 class TransformerEngine(Base):
     """Fused norms, column- and row-parallel linear layers, gated activations, and losses that overwrite the logits."""
 
-    def te_norm(
-        self, x: Tensor, module: str, width: str, tensors: tuple[str, ...], *, mean: bool, out: Shape | None = None
-    ) -> Tensor:
+    def te_norm(self, x: Tensor, module: str, width: str, tensors: tuple[str, ...], *, mean: bool) -> Tensor:
         """LayerNorm or RMSNorm in one kernel; saves x and its statistics in fp32."""
         citation = f"{TE}module/layernorm_linear.py: saves inputmat, mu, rsigma"
         names = ("mean", "reciprocal deviation") if mean else ("reciprocal deviation",)
-        y = self.tape.new(f"{module} output", out or x.shape, x.dtype, citation)
+        y = self.tape.new(f"{module} output", x.shape, x.dtype, citation)
         kept = tuple(self.tape.store(f"{module} {name}", x.shape[:-1], "fp32", citation) for name in names)
         gradients = tuple(self.parameter_gradient(module, t, (width,), self.parameters) for t in tensors)
         saved = (x.storage, *kept)

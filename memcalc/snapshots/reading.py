@@ -43,7 +43,7 @@ def read_snapshot(path: Path | str) -> Snapshot:
         raise _refused(path, done.stdout.decode(errors="replace"))
     if done.returncode != worker.OK:
         raise _refused(path, "it makes Python's pickle reader fail")
-    return unpacked(Path(path).name, marshal.loads(done.stdout))  # noqa: S302 - written by our own process
+    return unpacked(marshal.loads(done.stdout))  # noqa: S302 - written by our own process
 
 
 def _refused(path: Path | str, why: str) -> InputError:
@@ -54,12 +54,11 @@ def _refused(path: Path | str, why: str) -> InputError:
     )
 
 
-def unpacked(name: str, packed: dict[str, Any]) -> Snapshot:
+def unpacked(packed: dict[str, Any]) -> Snapshot:
     """Return the snapshot from the tuples of `packing.pack`."""
     traces = packed["traces"]
     devices = sorted({i for i, trace in enumerate(traces) if trace[0]} | {row[0] for row in packed["segments"]})
     return Snapshot(
-        name=name,
         recordings=tuple(_recording(device, traces, packed) for device in devices),
         stacks=tuple(tuple(StackFrame(*frame) for frame in stack) for stack in packed["stacks"]),
         settings=packed["settings"],

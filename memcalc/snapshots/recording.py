@@ -77,7 +77,6 @@ class DeviceRecording:
 class Snapshot:
     """A file of torch.cuda.memory._dump_snapshot."""
 
-    name: str
     recordings: tuple[DeviceRecording, ...]  # the devices with segments or a history
     stacks: tuple[Stack, ...]
     settings: dict[str, Any]  # allocator_settings; empty in old files

@@ -36,7 +36,7 @@ def written(events: list[Event], config: str, capacity: int | None = None) -> di
 
 
 def opened(found: dict[str, Any]) -> Snapshot:
-    return unpacked("test", pack(pickle.loads(pickle.dumps(found))))
+    return unpacked(pack(pickle.loads(pickle.dumps(found))))
 
 
 @pytest.mark.parametrize("config", CONFIGS)
@@ -145,7 +145,7 @@ def test_a_value_of_another_type_is_refused_or_does_not_matter(data: st.DataObje
     place[key] = value
 
     try:
-        snapshot = unpacked("test", pack(found))
+        snapshot = unpacked(pack(found))
     except UnsafePickle:
         return
     else:

@@ -31,7 +31,7 @@ MARK = "MEMCALC_TEST_EXECUTED"
 def cut(content: bytes, at: int) -> Snapshot:
     with pytest.raises(TruncatedFile):
         loads_plain(content[:at])
-    return unpacked("cut", pack(*salvaged(content[:at])))
+    return unpacked(pack(*salvaged(content[:at])))
 
 
 @pytest.fixture(scope="module")

@@ -54,7 +54,6 @@ class GpuSpec:
     multiprocessors: int | None  # streaming multiprocessors, or compute units; None: uncertain
     max_threads_per_multiprocessor: int | None  # None: uncertain
     l2_bytes: int | None  # L2 cache; None: uncertain
-    bandwidth_bytes_per_second: int  # DRAM bandwidth
     bf16_tflops: float | None  # dense bf16 rate; None: no bf16 matrix units
     source: str  # source of usable_bytes
     row: str  # the row of the table with the GPU's kernels and rates: its name without a budget
@@ -187,7 +186,6 @@ def _gpu(name: str, row: dict[str, Any], context_bytes: int, sources: dict[str, 
         multiprocessors=row["sm"],
         max_threads_per_multiprocessor=row["threads"],
         l2_bytes=None if "l2_mib" not in row else row["l2_mib"] * 2**20,
-        bandwidth_bytes_per_second=round(row["bandwidth_tb_s"] * 1e12),
         bf16_tflops=row["bf16_tflops"],
         source=sources[row["source"]],
         row=name,
