@@ -10,12 +10,7 @@ from memcalc.allocator.driver import Driver
 
 
 class ReservedDeviceMemory:
-    """The device memory that an allocator has reserved.
-
-    Args:
-        driver: the device.
-        counters: the counters to update.
-    """
+    """The device memory that an allocator has reserved."""
 
     def __init__(self, driver: Driver, counters: Counters) -> None:
         self.driver = driver

@@ -41,9 +41,8 @@ class _ReportCollector:
     def __init__(self) -> None:
         self._reports: dict[tuple[object, ...], _Occurrences] = {}
         self._not_kept = 0
-        self._open: dict[
-            str, OutOfMemoryReport
-        ] = {}  # by log source: an allocator's message before its exception has appeared
+        # By log source: an allocator's message before its exception has appeared.
+        self._open: dict[str, OutOfMemoryReport] = {}
         self._whole: dict[str, OutOfMemoryReport] = {}  # by log source: the last report merged from both
 
     def result(self) -> Collection:

@@ -36,11 +36,7 @@ _RULES = {
 
 
 class NotInCatalogue(InputError):
-    """A hub id is missing in the catalogue. The page offers to fetch its config.json.
-
-    Args:
-        hub_id: the id.
-    """
+    """A hub id is missing in the catalogue. The page offers to fetch its config.json."""
 
     def __init__(self, hub_id: str) -> None:
         close = similar_ids(hub_id)

@@ -18,12 +18,7 @@ from memcalc.workspaces import Script
 
 
 class SizedProgram:
-    """A program with values for its symbols; results are computed on first use.
-
-    Args:
-        program: the block.
-        values: symbols and their values.
-    """
+    """A program with values for its symbols; results are computed on first use."""
 
     def __init__(self, program: Program, values: Mapping[str, int]) -> None:
         self.program = program
@@ -67,9 +62,6 @@ class ProgramSizer:
     """Cache of sized programs for one set of symbols.
 
     `memcalc.sweeping` has a subclass for symbols with one value per batch.
-
-    Args:
-        values: symbols and their values.
     """
 
     def __init__(self, values: Mapping[str, int]) -> None:

@@ -25,9 +25,6 @@ class Selective:
     The integer program counts memory at the end of forward. The memory of a layer's own backward is not linear, so each
     plan is evaluated, and its excess is subtracted from the next one's budget.
 
-    Args:
-        spec: the run.
-
     Raises:
         InputError: the operators of the layers are not modelled separately.
     """

@@ -31,9 +31,6 @@ class Engine:
     """A single GPU without sharding: weights are resident, gradients stay where autograd allocates them.
 
     Subclasses model the allocations of PyTorch or DeepSpeed around units, in the order of their sources.
-
-    Args:
-        requests: the list of requests to record to.
     """
 
     keeps_gradients = True  # whether gradients stay as autograd made them, and later micro-batches are added to them

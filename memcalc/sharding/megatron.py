@@ -30,12 +30,7 @@ FLOAT = DTYPE_BYTES["fp32"]
 
 
 def lacks(spec: Spec, plan: Segment) -> Iterator[str]:
-    """Yield the properties of a run of Megatron-Core that prevent its replay: no recorded run has them.
-
-    Args:
-        spec: the run.
-        plan: its recomputation plan.
-    """
+    """Yield the properties of a run of Megatron-Core that prevent its replay: no recorded run has them."""
     training, parallelism = spec.training, spec.parallelism
     pipelined = parallelism.pipeline_parallel > 1
     found = {

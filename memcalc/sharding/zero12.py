@@ -203,9 +203,8 @@ class ZeRO12(Engine):
         self.inside = 0  # elements that wait for reduction
         self.uncopied: list[int] = []  # storages of gradients of other ranks that are larger than a bucket (stage 1)
         self.own: int | None = None  # the gradients of the rank's own partition
-        self.positions: dict[
-            tuple[str, str], deque[int]
-        ] = {}  # module and tensor -> positions of gradients not ready yet
+        # Module and tensor -> positions of gradients not ready yet.
+        self.positions: dict[tuple[str, str], deque[int]] = {}
         self.ready: list[tuple[int, int]] = []  # positions and storages of unreduced gradients (stage 1)
         self.ready_rounds: list[int] = []  # how many equal gradients each of them stands for
         self.order: list[int] = []  # their positions, after the first backward

@@ -61,9 +61,8 @@ class ZeRO12Offload(ZeRO12):
         """Flatten the parameters; the rank's partition is copied to the host. Source: __init__."""
         for _, clone in self._flatten(weights):
             self.requests.drop((clone,))
-        self.requests.take(
-            max(each.elements for each in self.trained) * self.dtype_bytes
-        )  # temp_grad_buffer_for_gpu_offload
+        largest = max(each.elements for each in self.trained)
+        self.requests.take(largest * self.dtype_bytes)  # temp_grad_buffer_for_gpu_offload
 
     def updated(self, groups: OptimizerGroups) -> OptimizerGroups:
         """Return nothing: the host updates all."""

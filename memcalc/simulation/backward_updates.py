@@ -31,9 +31,8 @@ class UpdatesInBackward(Engine):
         super().__init__(requests)
         self.ordered = ordered
         self.choices: dict[LocalParameter, StateOptions] = {}  # one optimizer for each trained parameter
-        self.updates: dict[
-            LocalParameter, OptimizerUpdate
-        ] = {}  # after the first step, one optimizer for all identical parameters
+        # After the first step, one optimizer for all identical parameters.
+        self.updates: dict[LocalParameter, OptimizerUpdate] = {}
         self.is_first_step = True
 
     def updated(self, groups: OptimizerGroups) -> OptimizerGroups:

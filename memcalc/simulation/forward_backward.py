@@ -67,9 +67,8 @@ class ForwardBackward:
         self.layers: dict[int, BlockFrame] = {}
         self.head = BlockFrame(parts.head, {})
         self.named: BlockFrame | None = None  # the layer with further results that a variable still references
-        self.shared: dict[
-            SharedTable, int
-        ] = {}  # RoPE caches and masks that the embedding block allocates and layers read
+        # RoPE caches and masks that the embedding block allocates and layers read.
+        self.shared: dict[SharedTable, int] = {}
         self.stays: set[int] = set()  # outputs that their own blocks' backward needs
         self.leaf = -1  # the embedding's output, where it is set to require a gradient
         self.of_graph: list[int] = []  # what the loss references through its graph when backward has ended

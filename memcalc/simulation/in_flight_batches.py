@@ -26,12 +26,7 @@ class Repeated(NamedTuple):
 
 
 class Recorded:
-    """The parts of one chunk's micro-batches, which depend only on whether gradients exist.
-
-    Args:
-        requests: where they are recorded.
-        passing: simulates the first micro-batch.
-    """
+    """The parts of one chunk's micro-batches, which depend only on whether gradients exist."""
 
     def __init__(self, requests: Requests, passing: ForwardBackward) -> None:
         self.requests = requests

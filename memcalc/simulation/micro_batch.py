@@ -16,10 +16,6 @@ class MicroBatch:
 
     The requests of a micro-batch depend on whether gradients exist, so there is one `MicroBatch` for each case. They
     also depend on whether a thread has a cuBLAS workspace, which is allocated once (`Requests.take_once`).
-
-    Args:
-        requests: where they are recorded.
-        passing: the step to simulate.
     """
 
     def __init__(self, requests: Requests, passing: ForwardBackward) -> None:

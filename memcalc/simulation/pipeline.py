@@ -50,13 +50,7 @@ class ShardedChunk(NamedTuple):
 
 
 class SimulatedPipeline(ScheduledRun):
-    """Recorder of the requests of one pipeline stage.
-
-    Args:
-        spec: the run.
-        requests: where they are recorded.
-        stage: the stage.
-    """
+    """Recorder of the requests of one pipeline stage."""
 
     def __init__(self, spec: Spec, requests: Requests, stage: Stage) -> None:
         super().__init__(spec, requests, stage)

@@ -70,13 +70,7 @@ def loaded_batches(spec: Spec, stage: Stage) -> Iterator[RowDraft]:
 
 
 def kept_in_flight(spec: Spec, stage: Stage, in_flight: int) -> Iterator[RowDraft]:
-    """Yield what the pipeline buffers reference in forward and backward.
-
-    Args:
-        spec: the run.
-        stage: the stage.
-        in_flight: micro-batches in flight.
-    """
+    """Yield what the pipeline buffers reference in forward and backward."""
     yield from _rows(_in_flight(spec, stage, in_flight))
 
 

@@ -47,9 +47,6 @@ class IntervalPeak(NamedTuple):
 class SizelessStream:
     """A recorded stream with storage kinds instead of sizes.
 
-    Args:
-        requests: the recorded requests.
-
     Attributes:
         phases: the phase of each interval.
         scripts: the requests of each interval: the kind of an allocated storage, or ~kind of a freed one.

@@ -39,11 +39,7 @@ class KnownValues(NamedTuple):
 
 
 class Selections:
-    """The choices of a run so far, and the sizes of its selections.
-
-    Args:
-        values: the known values.
-    """
+    """The choices of a run so far, and the sizes of its selections."""
 
     def __init__(self, values: Values) -> None:
         self._values = values

@@ -17,12 +17,7 @@ from memcalc.errors import OutOfMemory
 
 
 class PaddleAllocator(BlockAllocator):
-    """An allocator of one device with pools of chunks.
-
-    Args:
-        settings: the flags.
-        driver: the device.
-    """
+    """An allocator of one device with pools of chunks."""
 
     pools: Iterable[Pool]  # set by every subclass
 

@@ -104,9 +104,8 @@ class LeanAllocator:
         # Place and size of every block so far, and the excess of blocks that are larger than their request.
         self._places: list[int] = []
         self.block_sizes: list[int] = []
-        self.growth: list[
-            tuple[int, int]
-        ] = []  # requests that changed reserved memory: number, and reserved bytes after it
+        # Requests that changed reserved memory: number, and reserved bytes after it.
+        self.growth: list[tuple[int, int]] = []
         self._rests: dict[int, int] = {}
         self._watched = (0, 0, 0)  # allocated, unasked and retries at `watch`
 

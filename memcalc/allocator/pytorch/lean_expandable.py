@@ -149,9 +149,8 @@ class LeanExpandableAllocator:
         # Place and size of every block so far, and its stream if it is not the default one.
         self._places: list[int] = []
         self.block_sizes: list[int] = []
-        self.growth: list[
-            tuple[int, int]
-        ] = []  # requests that changed reserved memory: number, and reserved bytes after it
+        # Requests that changed reserved memory: number, and reserved bytes after it.
+        self.growth: list[tuple[int, int]] = []
         self._streams: dict[int, int] = {}
         self._largest = 0  # key of the largest block since `watch` that served a request and could not grow
         self._watched = 0  # allocated at `watch`
