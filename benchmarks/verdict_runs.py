@@ -168,7 +168,7 @@ def with_batch(spec: Spec, batch: int) -> Spec:
     """The run with another batch."""
     if spec.inference is not None:
         return with_sizes(spec, batch_size=batch)
-    return spec.model_copy(update={"training": spec.training.model_copy(update={"micro_batch_size": batch})})
+    return spec.with_training(micro_batch_size=batch)
 
 
 def near_generations(lot: random.Random, count: int, cards: Sequence[str]) -> Iterator[str]:
@@ -231,7 +231,7 @@ def loaded(line: str) -> Spec:
     if spec.training.framework is None:
         return spec
     # Models by hub id are those of a framework's program, but recorded is memcalc's own step.
-    return spec.model_copy(update={"training": spec.training.model_copy(update={"framework": None})})
+    return spec.with_training(framework=None)
 
 
 def record(cases: Path, python: str, recordings: Path, device: str | None) -> None:

@@ -36,7 +36,7 @@ from memcalc.spec.loading import load
 from memcalc.spec.programs import VersionsSpec
 from memcalc.spec.spec import Spec
 from memcalc.stream.requests import DelayedRequests, replay
-from memcalc.validation.predictions import under, with_settings
+from memcalc.validation.predictions import under
 from memcalc.verdict.needs import can_replay, need_of
 from memcalc.verdict.recorded_errors import FILE
 from memcalc.verdict.run_types import kinds_of, program_kinds
@@ -165,7 +165,7 @@ def _of_measure(record: dict[str, Any]) -> Recorded | None:
         spec = load(record["spec"], (), gpu=card)
     except InputError:
         return None
-    spec = with_settings(under(spec, record["versions"]["torch"]), allocator_conf(record["allocator"]))
+    spec = under(spec, record["versions"]["torch"]).with_training(alloc_conf=allocator_conf(record["allocator"]))
     allocated = max(phase["peak_allocated_bytes"] for phase in record["phases"])
     return Recorded(record["command"], device["name"], spec, allocated, max(peaks))
 

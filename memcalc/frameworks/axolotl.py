@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from memcalc.frameworks.draft import Draft
-from memcalc.frameworks.switches import is_on
+from memcalc.frameworks.draft import Draft, is_on
 from memcalc.frameworks.weights import placed_config
 from memcalc.spec.finetuning import FUSED_FAMILIES
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
-from memcalc.frameworks.draft import FRAMEWORK, Draft
-from memcalc.frameworks.switches import is_on
+from memcalc.frameworks.draft import FRAMEWORK, Draft, is_on
 from memcalc.frameworks.weights import placed_config
 from memcalc.spec.programs import PROGRAMS
 from memcalc.spec.zero import AutomaticSize

@@ -14,6 +14,14 @@ from memcalc.spec.programs import number
 FRAMEWORK, OPTIMIZER = "training.framework", "training.optimizer"
 
 
+def is_on(value: object) -> bool:
+    """Return whether a switch is on, or left to the framework, which then switches it on where it can.
+
+    These values count as true in configs of Hugging Face's libraries.
+    """
+    return value in (True, "true", "auto", "full")
+
+
 class DeferredValue(str):
     """A value that the command line sets, as written in the file: `$2`, `$TENSOR_PARALLEL`."""
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memcalc.frameworks.draft import FRAMEWORK, Draft
+from memcalc.frameworks.draft import FRAMEWORK, Draft, is_on
 from memcalc.frameworks.lengths import place_lengths
-from memcalc.frameworks.switches import is_on
 from memcalc.spec.programs import GROUPED_HEADS
 
 MAX_GRAD_NORM = 1.0  # training_args.py: the default

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from memcalc.frameworks.deepspeed import runs_deepspeed
-from memcalc.frameworks.draft import FRAMEWORK, Draft
-from memcalc.frameworks.switches import is_on
+from memcalc.frameworks.draft import FRAMEWORK, Draft, is_on
 from memcalc.spec.programs import number
 
 CHUNK = 256  # tokens with live logits at a time: trl/trainer/sft_trainer.py, _CHUNKED_LM_HEAD_CHUNK_SIZE

@@ -136,8 +136,7 @@ class ForwardBlocks:
     """
 
     def __init__(self, spec: Spec, gpu: GpuSpec | None, forward: Forward) -> None:
-        training = spec.training.model_copy(update={"sequence_length": forward.tokens})
-        self.spec = spec.model_copy(update={"training": training})
+        self.spec = spec.with_training(sequence_length=forward.tokens)
         self.forward = forward
         self.structure = block_structure(self.spec)
         self.values = symbol_values(self.spec, gpu)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memcalc.frameworks.draft import Draft
-from memcalc.frameworks.switches import is_on
+from memcalc.frameworks.draft import Draft, is_on
 from memcalc.importers import float8, fsdp
 from memcalc.importers.deepspeed_file import read_referenced
 from memcalc.importers.file_format import (

@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import get_args
 
-from memcalc.frameworks.draft import Draft
-from memcalc.frameworks.switches import is_on
+from memcalc.frameworks.draft import Draft, is_on
 from memcalc.frameworks.weights import placed_config
 from memcalc.spec.finetuning import Target
 from memcalc.spec.model_families.conversion import known_families

@@ -14,8 +14,7 @@ from memcalc.frameworks.axolotl import (
     place_packed_samples,
 )
 from memcalc.frameworks.context_parallel import place_rotation
-from memcalc.frameworks.draft import Draft
-from memcalc.frameworks.switches import is_on
+from memcalc.frameworks.draft import Draft, is_on
 from memcalc.frameworks.trainer import note_evaluation, place_trainers_loop
 from memcalc.frameworks.trl import place_adapters_in_bf16, place_logits_of_pairs, place_reentrant_checkpoints
 from memcalc.frameworks.weights import placed_config

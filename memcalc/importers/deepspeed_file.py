@@ -11,8 +11,7 @@ from typing import Any
 from memcalc.errors import InputError
 from memcalc.files import read_text
 from memcalc.frameworks.deepspeed import is_pytorchs_adam, place_groups, place_own_adam, place_zero
-from memcalc.frameworks.draft import Draft
-from memcalc.frameworks.switches import is_on
+from memcalc.frameworks.draft import Draft, is_on
 from memcalc.importers.deepspeed import OPTIMIZERS
 from memcalc.spec.limits import Limit
 

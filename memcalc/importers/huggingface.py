@@ -7,8 +7,7 @@ from typing import Any
 
 from memcalc.errors import InputError
 from memcalc.frameworks.deepspeed import place_adapter_dtype, place_cast, place_copies, runs_deepspeed
-from memcalc.frameworks.draft import FRAMEWORK, Draft
-from memcalc.frameworks.switches import is_on
+from memcalc.frameworks.draft import FRAMEWORK, Draft, is_on
 from memcalc.frameworks.trainer import (
     TRAINERS_EVALUATION,
     note_evaluation,

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.frameworks.allocator_settings import EXPANDABLE, place_allocator_settings
-from memcalc.frameworks.draft import Draft
-from memcalc.frameworks.switches import is_on
+from memcalc.frameworks.draft import Draft, is_on
 from memcalc.frameworks.trainer import (
     TRAINERS_EVALUATION,
     note_evaluation,

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from memcalc.frameworks.draft import FRAMEWORK, Draft
-from memcalc.frameworks.switches import is_on
+from memcalc.frameworks.draft import FRAMEWORK, Draft, is_on
 from memcalc.importers.attention import FLASH, attention
 from memcalc.importers.file_format import Meaning, fact, lacking, nothing, overcounted, part, to
 

@@ -37,4 +37,4 @@ def with_length(spec: Spec, length: int) -> Spec:
     """Return a run with another sequence length."""
     if length == spec.training.sequence_length:
         return spec
-    return spec.model_copy(update={"training": spec.training.model_copy(update={"sequence_length": length})})
+    return spec.with_training(sequence_length=length)

@@ -250,7 +250,7 @@ def loaded_model(spec: Spec, stage: Stage, options: StateOptions) -> Iterator[In
         weights = _sized(ordered, copies, options, Role.WEIGHTS)
     else:
         qlora = QloraSpec(quantization=quantization, double_quantization=False)  # BitsAndBytesConfig's defaults
-        run = spec.model_copy(update={"training": spec.training.model_copy(update={"qlora": qlora})})
+        run = spec.with_training(qlora=qlora)
         ordered = tuple(parameter for _, parameter in _in_checkpoint(by_unit(ordered, stage.numbers)))
         yield _all_weights(ordered, options)
         weights = in_4_bits(run, ordered, _sized(ordered, copies, options, Role.WEIGHTS))

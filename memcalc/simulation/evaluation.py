@@ -26,7 +26,7 @@ def evaluated(spec: Spec) -> Spec:
     """
     training = spec.training
     assert training.evaluation_batch_size is not None
-    run = spec.model_copy(update={"training": training.model_copy(update={"teacher": None})})  # a limit of the estimate
+    run = spec.with_training(teacher=None)  # a limit of the estimate
     return _without_training(run, training.evaluation_batch_size)
 
 
@@ -79,4 +79,4 @@ def _without_training(spec: Spec, batch: int) -> Spec:
         "loss_shift": "logits" if whole else training.loss_shift,
         "dropout": 0.0,
     }
-    return spec.model_copy(update={"training": training.model_copy(update=changed)})
+    return spec.with_training(**changed)

@@ -34,6 +34,10 @@ class Spec(ConfigBlock):
         """
         return None if self.hardware.gpu is None else find_gpu(self.hardware.gpu)
 
+    def with_training(self, **fields: object) -> Spec:
+        """Return the run with other values of fields of `training`; nothing is validated."""
+        return self.model_copy(update={"training": self.training.model_copy(update=fields)})
+
     @property
     def origin(self) -> Origin:
         """Origin of the run: its program, how its file was read, what the file leaves open."""

@@ -38,11 +38,6 @@ _ROUNDING = COMPONENTS.index(Component.BLOCK_ROUNDING)
 _BLOCK = 512.0  # see memcalc.allocator.pytorch.block_sizes
 
 
-def changed(spec: Spec, **training: Any) -> Spec:
-    """Return the run with other values of fields of `training`, which may be `VectorInt`; nothing is validated."""
-    return spec.model_copy(update={"training": spec.training.model_copy(update=training)})
-
-
 class ArraySized(SizedProgram):
     """A block's program, sized for many batches.
 
@@ -142,7 +137,7 @@ class Sizers:
     def sizer_of(self, spec: Spec, gpu: GpuSpec | None) -> ArraySizer:
         """Return the sizer of a run with `VectorInt`."""
         lanes = {name: value.values for name in BATCH if isinstance(value := getattr(spec.training, name), VectorInt)}
-        found = elementwise(lambda some: symbol_values(changed(spec, **some), gpu), lanes)
+        found = elementwise(lambda some: symbol_values(spec.with_training(**some), gpu), lanes)
         values = {name: VectorInt(value) if isinstance(value, np.ndarray) else value for name, value in found.items()}
         key = tuple(values.items())
         if key not in self._known:
@@ -211,7 +206,7 @@ class StageSums:
         fields = {name: plain(getattr(spec.training, name)) for name in BATCH}
         for number in range(count):
             own = {name: int(np.broadcast_to(each, count)[number]) for name, each in fields.items()}
-            run = spec.model_copy(update={"training": spec.training.model_copy(update=own)})
+            run = spec.with_training(**own)
             for item in rollouts(run, stage, gpu):
                 exact[COMPONENTS.index(item.component), number] += item.count * item.each
                 rounding[number] += item.count * (item.block - item.each)

@@ -20,7 +20,7 @@ from memcalc.spec.rule_sets.inference import of_training
 from memcalc.spec.rule_sets.run import RULES, Rule
 from memcalc.spec.rule_sets.violations import Violation
 from memcalc.spec.spec import Spec
-from memcalc.sweeping.arrays import BATCH, changed
+from memcalc.sweeping.arrays import BATCH
 from memcalc.sweeping.grid import Axis, Grid, Value, assignments
 from memcalc.sweeping.vector_int import Numbers, elementwise, pieces
 
@@ -91,7 +91,7 @@ class Contexts:
         """Return for each batch the number of the first violated rule, from 1; 0: none is violated. [n]"""
 
         def first(some: dict[str, Any]) -> dict[str, int]:
-            run = changed(spec, **some)
+            run = spec.with_training(**some)
             return {"": next((number for number, rule in enumerate(self.rules, 1) for _ in rule(run)), 0)}
 
         count = len(next(iter(batches.values())))
@@ -102,7 +102,7 @@ class Contexts:
     ) -> Iterator[tuple[Any, Violation]]:
         """Yield the violations of a rule, each with the batches that share its message."""
         rule = self.rules[code - 1]
-        yield from pieces(lambda some: next(iter(rule(changed(spec, **some)))), batches)
+        yield from pieces(lambda some: next(iter(rule(spec.with_training(**some)))), batches)
 
     def _ties_batches(self) -> bool:
         """Return whether micro-batch size, accumulation steps and data parallelism determine each other."""

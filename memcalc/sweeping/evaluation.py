@@ -16,7 +16,7 @@ from memcalc.ledger.row_drafts import ALL_PHASES, PHASES, run_phases
 from memcalc.progress import Progress, silent
 from memcalc.spec.model_families.transformers_fallback import reject_without_formulas
 from memcalc.spec.spec import Spec
-from memcalc.sweeping.arrays import BATCH, COMPONENTS, Matrix, Sizers, StageSums, changed
+from memcalc.sweeping.arrays import BATCH, COMPONENTS, Matrix, Sizers, StageSums
 from memcalc.sweeping.contexts import Codes, Contexts, Source
 from memcalc.sweeping.grid import Grid, Value
 from memcalc.sweeping.reasons import NOT_MODELLED, VALID, Reasons
@@ -228,7 +228,7 @@ class _Evaluation:
         for first in range(0, len(valid), AT_ONCE):
             cells = valid[first : first + AT_ONCE]
             own = {field: each[cells] for field, each in batches.items()}
-            for where, sums in pieces(lambda some: self._sums(changed(spec, **some)), own):
+            for where, sums in pieces(lambda some: self._sums(spec.with_training(**some)), own):
                 found.write(cells[where], sums)
 
     def _sums(self, run: Spec) -> _Sums | None:

@@ -15,7 +15,6 @@ from memcalc.ledger.verdict import RecordedErrors, holding_memory, overcounting
 from memcalc.spec.model_families.transformers_fallback import reject_without_formulas
 from memcalc.spec.spec import Spec
 from memcalc.states.model_states import state_sums
-from memcalc.sweeping.arrays import changed
 from memcalc.sweeping.vector_int import Numbers as Batch
 from memcalc.sweeping.vector_int import elementwise
 from memcalc.verdict.needs import can_replay
@@ -72,7 +71,7 @@ class TermsList:
         whole = _without_limits(spec)
         if not spec.origin.limits:  # limits of the run itself are the same for all batches
             return self._number(_with_limits(whole, spec))
-        found = elementwise(lambda some: {"": self._number(_with_limits(whole, changed(spec, **some)))}, batches)
+        found = elementwise(lambda some: {"": self._number(_with_limits(whole, spec.with_training(**some)))}, batches)
         numbers: int | Integers = found[""]
         return numbers
 

@@ -22,12 +22,7 @@ def estimate_on_gpu(spec: Spec, alloc_conf: str = "", torch: str = "") -> Result
     spec = under(spec, torch)
     if spec.hardware.gpu is None:
         return estimate(spec)
-    return size(with_settings(spec, alloc_conf))
-
-
-def with_settings(spec: Spec, alloc_conf: str) -> Spec:
-    """Return the run with other settings of the PyTorch allocator."""
-    return spec.model_copy(update={"training": spec.training.model_copy(update={"alloc_conf": alloc_conf})})
+    return size(spec.with_training(alloc_conf=alloc_conf))
 
 
 def under(spec: Spec, torch: str) -> Spec:
@@ -35,4 +30,4 @@ def under(spec: Spec, torch: str) -> Spec:
     release = "v" + ".".join(torch.split(".")[:2])
     if release not in get_args(TorchVersion):
         return spec
-    return spec.model_copy(update={"training": spec.training.model_copy(update={"torch_version": release})})
+    return spec.with_training(torch_version=release)

@@ -10,8 +10,8 @@ from memcalc.allocator.blocks import Block, FreeBlockSet
 from memcalc.allocator.counters import Counters
 from memcalc.allocator.device import ReservedDeviceMemory
 from memcalc.allocator.driver import Driver
-from memcalc.allocator.float32 import float32
 from memcalc.allocator.paddle.settings import PaddleSettings
+from memcalc.allocator.sizes import float32
 
 MIN_CHUNK = 256  # GpuMinChunkSize: alignment of every chunk and block
 RESERVE = float32(0.05)  # fraction_reserve_gpu_memory: fraction of free memory that stays unused

@@ -12,9 +12,8 @@ from memcalc.allocator.blocks import Block
 from memcalc.allocator.counters import Counters
 from memcalc.allocator.device import ReservedDeviceMemory
 from memcalc.allocator.driver import Driver
-from memcalc.allocator.float32 import float32
 from memcalc.allocator.pools import Pool
-from memcalc.allocator.sizes import MIB, multiple
+from memcalc.allocator.sizes import MIB, float32, multiple
 from memcalc.allocator.snapshot import views
 from memcalc.allocator.tensorflow.settings import TensorFlowSettings, reserve
 from memcalc.allocator.views import SegmentView
