@@ -34,9 +34,10 @@ def complete_field(incomplete: str) -> list[str]:
 def writable_report(path: Path | None) -> Path | None:
     """Refuse a file for a report that nothing could write, before time is spent on its content; so do the others."""
     if path is not None:
-        from memcalc.report.html.html_report import check_report
+        from memcalc.report.html.html_report import SUFFIXES
+        from memcalc.report.plots.files import check_place
 
-        check_report(path)
+        check_place(path, SUFFIXES)
     return path
 
 

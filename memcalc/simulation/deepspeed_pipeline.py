@@ -104,14 +104,7 @@ class PipelineBatch:
 
 
 class DeepSpeedPipeline(ScheduledRun):
-    """Recorder of the requests of one stage of DeepSpeed's pipeline engine.
-
-    Args:
-        spec: the run.
-        requests: where they are recorded.
-        stage: the stage.
-        rank: the data-parallel rank; None: the one with the most memory.
-    """
+    """Recorder of the requests of one stage of DeepSpeed's pipeline engine. Arguments as for `SimulatedRun`."""
 
     def __init__(self, spec: Spec, requests: Requests, stage: Stage, rank: int | None = None) -> None:
         super().__init__(spec, requests, stage, rank)

@@ -32,14 +32,7 @@ NOTHING = -1  # no storage: the first stage receives no input, the last one no g
 
 
 class MegatronPipeline(ScheduledRun):
-    """Recorder of the requests of one pipeline stage of Megatron-Core.
-
-    Args:
-        spec: the run.
-        requests: where they are recorded.
-        stage: the stage.
-        rank: the data-parallel rank; None: the one with the most memory.
-    """
+    """Recorder of the requests of one pipeline stage of Megatron-Core. Arguments as for `SimulatedRun`."""
 
     def __init__(self, spec: Spec, requests: Requests, stage: Stage, rank: int | None = None) -> None:
         super().__init__(spec, requests, stage, rank)

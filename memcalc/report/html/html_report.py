@@ -22,23 +22,14 @@ MOST_BYTES = 1_000_000  # of a report that is passed around
 _START = 'render(JSON.parse(document.getElementById("data").textContent), document.getElementById("view"));'
 
 
-def check_report(path: Path) -> None:
-    """Refuse a file for `--html` that could not be written, before time is spent on it.
-
-    Raises:
-        InputError: another suffix, or a directory that does not exist.
-    """
-    check_place(path, SUFFIXES)
-
-
 def write_report(path: Path, view: dict[str, Any]) -> None:
     """Write a view (see `memcalc.report.views`) as a report, with less detail if it would exceed MOST_BYTES.
 
     Raises:
-        InputError: as `check_report`.
+        InputError: another suffix, or a directory that does not exist.
         NotWritten: the file cannot be written, or exceeds MOST_BYTES with the least detail, too.
     """
-    check_report(path)
+    check_place(path, SUFFIXES)
     for each in reductions(view):
         page = report_page(each)
         if len(page.encode()) <= MOST_BYTES:
