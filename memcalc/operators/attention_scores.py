@@ -41,9 +41,7 @@ class AttentionScores(Base):
 
     def chosen(self, truth: Tensor, a: Tensor, b: Tensor, name: str) -> Tensor:
         """a where `truth`, else b; saves `truth`. Both gradients are new tensors, first that of b (`other`)."""
-        y = self.tape.new(name, a.shape, a.dtype, DERIVATIVES)
-        self.tape.record(Node(name, (b, a, truth), (y,), (truth.storage,), (NEW, NEW, None)))
-        return y
+        return self.result(name, a.shape, a.dtype, (b, a, truth), (truth.storage,), (NEW, NEW, None))
 
     def divide_by_number(self, x: Tensor, name: str) -> Tensor:
         """x /= a number, in place; backward allocates a new tensor."""

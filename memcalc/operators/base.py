@@ -77,6 +77,23 @@ class Base:
         finally:
             self.autocast, self.parameters = before
 
+    def result(
+        self,
+        name: str,
+        shape: Shape,
+        dtype: str,
+        inputs: tuple[Tensor, ...],
+        saved: tuple[int, ...],
+        gradients: tuple[str | None, ...],
+        *,
+        citation: str = DERIVATIVES,
+        grad: bool = True,
+    ) -> Tensor:
+        """Record an operator with one new tensor as its result (see `Node`), and return that."""
+        y = self.tape.new(name, shape, dtype, citation, grad=grad)
+        self.tape.record(Node(name, inputs, (y,), saved, gradients))
+        return y
+
     def trains(self, module: str) -> bool:
         """Return whether a module's own parameters get gradients."""
         return self.adapters is None or module.rpartition(".")[2] in self.adapters.saved

@@ -102,10 +102,8 @@ class DivergenceLoss(Loss):
     def _product(self, a: Tensor, b: Tensor) -> Tensor:
         """Multiply; each factor is saved if the other one requires a gradient."""
         saved = tuple(each.storage for each, other in ((a, b), (b, a)) if other.grad)
-        found = self.tape.new("products of probabilities", a.shape, "fp32", SOURCE)
         gradients = tuple(NEW if each.grad else None for each in (b, a))
-        self.tape.record(Node("products of probabilities", (b, a), (found,), saved, gradients))
-        return found
+        return self.result("products of probabilities", a.shape, "fp32", (b, a), saved, gradients, citation=SOURCE)
 
     def _masked(self, products: Tensor, infinite: Tensor) -> Tensor:
         found = self.tape.new("masked products", products.shape, "fp32", SOURCE)

@@ -14,18 +14,14 @@ class Elementwise(Base):
     def add(self, a: Tensor, b: Tensor, name: str) -> Tensor:
         """a + b; saves nothing and passes the gradient on unchanged (cast where the sum has another dtype)."""
         dtype = wider(a.dtype, b.dtype)
-        y = self.tape.new(name, a.shape, dtype, DERIVATIVES, grad=a.grad or b.grad)
         gradients = tuple((SAME if t.dtype == dtype else NEW) if t.grad else None for t in (a, b))
-        self.tape.record(Node(name, (a, b), (y,), (), gradients))
-        return y
+        return self.result(name, a.shape, dtype, (a, b), (), gradients, grad=a.grad or b.grad)
 
     def subtract(self, a: Tensor, b: Tensor, name: str) -> Tensor:
         """a - b; saves nothing. The gradient of b is negated, and cast where the difference has another dtype."""
         dtype = wider(a.dtype, b.dtype)
-        y = self.tape.new(name, a.shape, dtype, DERIVATIVES)
         gradients = (SAME if a.dtype == dtype else NEW, NEW if b.dtype == dtype else CAST)
-        self.tape.record(Node(name, (a, b), (y,), (), gradients))
-        return y
+        return self.result(name, a.shape, dtype, (a, b), (), gradients)
 
     def mul(self, a: Tensor, b: Tensor, name: str, shape: Shape | None = None, *, reduces: bool = False) -> Tensor:
         """a * b; saves each factor if the other one requires a gradient.
@@ -184,15 +180,11 @@ class Elementwise(Base):
 
     def mean(self, x: Tensor, name: str) -> Tensor:
         """The mean over the last axis; saves nothing. Its gradient is expanded into a new tensor."""
-        y = self.tape.new(name, x.shape[:-1], x.dtype, DERIVATIVES)
-        self.tape.record(Node(name, (x,), (y,), (), (NEW,)))
-        return y
+        return self.result(name, x.shape[:-1], x.dtype, (x,), (), (NEW,))
 
     def minus_rows(self, x: Tensor, rows: Tensor, name: str) -> Tensor:
         """x minus one number per row; saves nothing. The rows' gradient is first as large as x, then summed."""
-        y = self.tape.new(name, x.shape, x.dtype, DERIVATIVES)
-        self.tape.record(Node(name, (rows, x), (y,), (), (REDUCED, SAME)))
-        return y
+        return self.result(name, x.shape, x.dtype, (rows, x), (), (REDUCED, SAME))
 
     def slices(self, x: Tensor, shapes: tuple[Shape, ...], name: str) -> tuple[Tensor, ...]:
         """Separate slices as views: the gradient of each is a tensor of zeros as large as x, with one part filled."""
@@ -257,10 +249,8 @@ class Elementwise(Base):
             shape: axes of an expanded copy.
             reorders: whether the operator before needs its gradient contiguous in its own axis order: a further copy.
         """
-        y = self.tape.new(name, shape or x.shape, x.dtype, "aten::clone")
         same = (shape is None or shape == x.shape) and not reorders
-        self.tape.record(Node(name, (x,), (y,), (), (SAME if same else NEW,)))
-        return y
+        return self.result(name, shape or x.shape, x.dtype, (x,), (), (SAME if same else NEW,), citation="aten::clone")
 
     def restrided_view(self, x: Tensor, name: str) -> Tensor:
         """A view; its gradient has other strides than x's gradient must have, so backward copies it."""
@@ -285,9 +275,7 @@ class Elementwise(Base):
         if rows.shape == x.shape:
             return self.add(x, rows, name)
         dtype = wider(x.dtype, rows.dtype)
-        y = self.tape.new(name, x.shape, dtype, DERIVATIVES)
-        self.tape.record(Node(name, (x, rows), (y,), (), (SAME if x.dtype == dtype else NEW, NEW)))
-        return y
+        return self.result(name, x.shape, dtype, (x, rows), (), (SAME if x.dtype == dtype else NEW, NEW))
 
     def gather(
         self,
@@ -416,12 +404,8 @@ class Elementwise(Base):
     def concatenate(self, parts: tuple[Tensor, ...], out: Shape, name: str) -> Tensor:
         """Concatenate tensors into a new one; the gradients of the parts are views of its gradient."""
         dtype = "fp32" if any(part.dtype == "fp32" for part in parts) else parts[0].dtype
-        y = self.tape.new(name, out, dtype, "aten::cat")
         kinds = tuple(SAME if part.dtype == dtype else NEW for part in parts)
-        self.tape.record(Node(name, parts, (y,), (), kinds))
-        return y
+        return self.result(name, out, dtype, parts, (), kinds, citation="aten::cat")
 
     def _unary(self, x: Tensor, name: str, *, saves_input: bool) -> Tensor:
-        y = self.tape.new(name, x.shape, x.dtype, DERIVATIVES)
-        self.tape.record(Node(name, (x,), (y,), (x.storage,) if saves_input else (), (NEW,)))
-        return y
+        return self.result(name, x.shape, x.dtype, (x,), (x.storage,) if saves_input else (), (NEW,))

@@ -171,10 +171,8 @@ class LoraLinear(FakeQuantizedLinear):
 
     def _scaled_columns(self, x: Tensor, columns: Tensor, name: str) -> Tensor:
         """x times a number for each feature; saves both. The numbers' gradient is first as large as x, then summed."""
-        y = self.tape.new(name, x.shape, x.dtype, DERIVATIVES)
         saved = (x.storage, columns.storage) if x.grad else (x.storage,)
-        self.tape.record(Node(name, (x, columns), (y,), saved, (NEW, REDUCED)))
-        return y
+        return self.result(name, x.shape, x.dtype, (x, columns), saved, (NEW, REDUCED))
 
     def _litgpts_adapter(self, x: Tensor, base: Tensor, module: str, weight: Shape, out: Shape) -> Tensor:
         """pretrained + B(A(dropout(x))) * scaling; of q, k and v together B is a convolution over groups of ranks.

@@ -65,21 +65,15 @@ class Routing(LoraLinear):
 
     def filled(self, x: Tensor, mask: Tensor, name: str) -> Tensor:
         """x with a number where a mask is true (masked_fill); saves the mask."""
-        y = self.tape.new(name, x.shape, x.dtype, DERIVATIVES)
-        self.tape.record(Node(name, (x,), (y,), (mask.storage,), (NEW,)))
-        return y
+        return self.result(name, x.shape, x.dtype, (x,), (mask.storage,), (NEW,))
 
     def overwritten(self, x: Tensor, index: Tensor, name: str) -> Tensor:
         """x with a number at some indices of its last axis (scatter); saves the indices."""
-        y = self.tape.new(name, x.shape, x.dtype, DERIVATIVES)
-        self.tape.record(Node(name, (x,), (y,), (index.storage,), (NEW,)))
-        return y
+        return self.result(name, x.shape, x.dtype, (x,), (index.storage,), (NEW,))
 
     def placed(self, x: Tensor, index: Tensor, out: Shape, name: str) -> Tensor:
         """A tensor with x at some indices of the last axis (scatter_); saves the indices."""
-        y = self.tape.new(name, out, x.dtype, DERIVATIVES)
-        self.tape.record(Node(name, (x,), (y,), (index.storage,), (NEW,)))
-        return y
+        return self.result(name, out, x.dtype, (x,), (index.storage,), (NEW,))
 
     def sparse_multiplier(self, scores: Tensor, weight: Tensor, chosen: Tensor, given: Tensor, name: str) -> Tensor:
         """The scaled weight of a selected expert; its gradient reaches only the scores, by the probabilities `given`.
@@ -220,6 +214,4 @@ class Routing(LoraLinear):
 
         Autocast requests a sum in fp32, which reads x in its own dtype (ATen autocast_mode.cpp, fp32_set_opt_dtype).
         """
-        y = self.tape.new(name, out, "fp32" if self.autocast else x.dtype, "aten::sum")
-        self.tape.record(Node(name, (x,), (y,), (), (NEW,)))
-        return y
+        return self.result(name, out, "fp32" if self.autocast else x.dtype, (x,), (), (NEW,), citation="aten::sum")

@@ -15,9 +15,7 @@ class StateSpace(Elementwise):
 
     def padded(self, x: Tensor, out: Shape, name: str) -> Tensor:
         """A copy of x with zeros at an end of an axis (constant_pad_nd), even if there are none; saves nothing."""
-        y = self.tape.new(name, out, x.dtype, "aten::constant_pad_nd")
-        self.tape.record(Node(name, (x,), (y,), (), (NEW,)))
-        return y
+        return self.result(name, out, x.dtype, (x,), (), (NEW,), citation="aten::constant_pad_nd")
 
     def sliced(self, x: Tensor, out: Shape, name: str) -> Tensor:
         """One slice of x, a view; its gradient is a tensor of zeros as large as x, with the slice filled."""
@@ -77,9 +75,7 @@ class StateSpace(Elementwise):
 
     def less_than_last(self, x: Tensor, last: Tensor, name: str) -> Tensor:
         """The last number of each row minus x; saves nothing. Its gradient is a sum, that of x is negated."""
-        y = self.tape.new(name, x.shape, x.dtype, DERIVATIVES)
-        self.tape.record(Node(name, (x, last), (y,), (), (NEW, SUMMED)))
-        return y
+        return self.result(name, x.shape, x.dtype, (x, last), (), (NEW, SUMMED))
 
     def times_row(self, x: Tensor, row: Tensor, name: str) -> Tensor:
         """x times one number per entry of the last axis; saves each if the other one requires a gradient.
@@ -112,9 +108,7 @@ class StateSpace(Elementwise):
 
     def _filled(self, x: Tensor, mask: Tensor, name: str) -> Tensor:
         """masked_fill of a view that may be broadcast; saves the mask."""
-        y = self.tape.new(name, x.shape, x.dtype, DERIVATIVES)
-        self.tape.record(Node(name, (x, mask), (y,), (mask.storage,), (NEW, None)))
-        return y
+        return self.result(name, x.shape, x.dtype, (x, mask), (mask.storage,), (NEW, None))
 
     def contracted(
         self,

@@ -5,7 +5,6 @@ Source: torchtitan 0.2.2 torchtitan/models/moe/utils.py (_permute, _unpermute) a
 
 from __future__ import annotations
 
-from memcalc.operators.base import DERIVATIVES
 from memcalc.operators.routing import INDEXING, Routing
 from memcalc.programs import operator_workspaces
 from memcalc.programs.tape import ALIAS, NEW, BackwardMemory, ForwardMemory, Node, Shape, Tensor
@@ -74,9 +73,7 @@ class TokenPermutation(Routing):
 
     def weighted_sum(self, weights: Tensor, x: Tensor, out: Shape, name: str) -> Tensor:
         """The sum of each token's rows times their weights (bmm); saves both. The gradient of x comes first."""
-        y = self.tape.new(name, out, x.dtype, DERIVATIVES)
-        self.tape.record(Node(name, (x, weights), (y,), (x.storage, weights.storage), (NEW, NEW)))
-        return y
+        return self.result(name, out, x.dtype, (x, weights), (x.storage, weights.storage), (NEW, NEW))
 
     def all_to_all(self, x: Tensor, out: Shape, name: str, module: str) -> Tensor:
         """Exchange rows with other ranks; the gradient goes back the same way.
@@ -104,12 +101,8 @@ class TokenPermutation(Routing):
 
     def joined_rows(self, x: Tensor, out: Shape, name: str) -> Tensor:
         """Rows in a new tensor (cat); the gradients of its parts are views."""
-        y = self.tape.new(name, out, x.dtype, "aten::cat")
-        self.tape.record(Node(name, (x,), (y,), (), (ALIAS,)))
-        return y
+        return self.result(name, out, x.dtype, (x,), (), (ALIAS,), citation="aten::cat")
 
     def row_total(self, x: Tensor, name: str) -> Tensor:
         """The sum over the last axis, which stays with size 1; saves nothing. Its gradient is expanded, as a view."""
-        y = self.tape.new(name, x.shape[:-1], x.dtype, DERIVATIVES)
-        self.tape.record(Node(name, (x,), (y,), (), (ALIAS,)))
-        return y
+        return self.result(name, x.shape[:-1], x.dtype, (x,), (), (ALIAS,))
