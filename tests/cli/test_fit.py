@@ -13,7 +13,7 @@ from memcalc.search.layouts import HOLDABLE
 from tests.cli.conftest import Run
 from tests.schemas import validate_result
 
-SMALL = ("gpt2", "--set", "recipe=amp", "--gpu", "rtx-a4000")
+SMALL = ("gpt2", "--set", "recipe=amp", "--set", "num_layers=4", "--gpu", "rtx-a4000")
 FEW_LAYOUTS = ("--hold", "pipeline_parallel", "--hold", "context_parallel")
 
 
@@ -52,13 +52,14 @@ def test_one_quantity_alone(run: Callable[..., Run]) -> None:
 
     assert code == 0
     assert found["layouts"] is None
-    assert memcalc.estimate("gpt2", "recipe=amp", f"b={largest['value']}", gpu="rtx-a4000").fits
-    assert not memcalc.estimate("gpt2", "recipe=amp", f"b={largest['next_value']}", gpu="rtx-a4000").fits
+    assert memcalc.estimate("gpt2", "recipe=amp", "num_layers=4", f"b={largest['value']}", gpu="rtx-a4000").fits
+    assert not memcalc.estimate("gpt2", "recipe=amp", "num_layers=4", f"b={largest['next_value']}", gpu="rtx-a4000").fits
 
 
 def test_no_is_an_answer_with_its_own_code(run: Callable[..., Run]) -> None:
-    assert run("fit", "llama-3-8b", "--gpu", "t4", "--maximize", "micro_batch_size").code == 1
-    assert run("fit", "llama-3-8b", "--gpu", "t4").code == 1
+    large = ("llama-3-8b", "--set", "num_layers=8", "--gpu", "t4")
+    assert run("fit", *large, "--maximize", "micro_batch_size").code == 1
+    assert run("fit", *large).code == 1
     code, found = document(run, "llama-3.2-1b", "--set", "recipe=mixed-16", "--gpu", "t4", "--minimize", "recompute")
     assert (code, found["fits"], found["minima"]["recompute"]) == (1, False, None)
     needed = found["minima"]["all_recomputed"]["device_bytes"]
@@ -66,7 +67,7 @@ def test_no_is_an_answer_with_its_own_code(run: Callable[..., Run]) -> None:
         needed == memcalc.estimate("llama-3.2-1b", "recipe=mixed-16", "recompute=full", gpu="t4").headline.device_bytes
     )
     assert found["nearest"]
-    out = run("fit", "llama-3-8b", "--gpu", "t4", "--maximize", "sequence_length").out
+    out = run("fit", *large, "--maximize", "sequence_length").out
     assert "sequence length: none fits (1 needs at least " in out
 
 
@@ -92,9 +93,10 @@ def test_why_lists_what_is_left_out(run: Callable[..., Run]) -> None:
 
 
 def test_a_choice_that_is_left_out_stands_before_its_reason(run: Callable[..., Run]) -> None:
-    told = " ".join(run("fit", "gpt2", "--gpu", "t4", "--gpus", "16", *FEW_LAYOUTS, "--why").out.split())
+    few = ("--set", "num_layers=4", "--gpus", "4", "--node", "2", *FEW_LAYOUTS)
+    told = " ".join(run("fit", "gpt2", "--gpu", "t4", *few, "--why").out.split())
 
-    assert "tensor_parallel = 16: tensor-parallel ranks communicate in every layer and stay inside a node" in told
+    assert "tensor_parallel = 4: tensor-parallel ranks communicate in every layer and stay inside a node" in told
 
 
 @pytest.mark.parametrize(
@@ -218,7 +220,8 @@ def test_where_nothing_fits_the_reason_stands(run: Callable[..., Run]) -> None:
 
 
 def test_offloads_say_what_the_host_holds(run: Callable[..., Run]) -> None:
-    _, found = document(run, "llama-3-8b", "--set", "recipe=pure", "--set", "b=4", "--gpu", "a100-80gb")
+    half = ("--set", "num_layers=16", "--set", "recipe=pure", "--set", "b=4")
+    _, found = document(run, "llama-3-8b", *half, "--gpu", "a100-40gb")
     offloads = [change for change in found["nearest"] if any("offload" in word for word in change["set"])]
 
     assert offloads
@@ -282,7 +285,8 @@ def test_nothing_is_written_where_nothing_fits(
     run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code, _, err = run("fit", "llama-3-70b", "--gpu", "t4", "--gpus", "2", "--write", "run.toml", "--as", "torchtitan")
+    two = ("--set", "num_layers=8", "--gpu", "t4", "--gpus", "2", *FEW_LAYOUTS)
+    code, _, err = run("fit", "llama-3-70b", *two, "--write", "run.toml", "--as", "torchtitan")
 
     assert (code, err) == (1, "warning: no layout fits, so run.toml is not written.\n")
     assert list(tmp_path.iterdir()) == []

@@ -432,12 +432,11 @@ def test_tables_over_modules_in_fp32_equal_single_estimates() -> None:
 
 
 def test_tables_over_chunks_that_stay_equal_single_estimates() -> None:
-    axes: dict[str, Any] = {
+    layers = [("input", False, False), ("input", True, True), ("fp32", False, True), ("fp32", True, False)]
+    axes: dict[Any, Any] = {
         "logits_until": ["step", "backward", "loss"],
         "chunked_head": [True, False],
-        "norm_dtype": ["input", "fp32"],
-        "repeat_kv": [False, True],
-        "heads_first": [False, True],
+        ("norm_dtype", "repeat_kv", "heads_first"): layers,  # every two of them in all combinations
         "gradient_accumulation_steps": [1, 3],
         "b": [1, 4],
     }
