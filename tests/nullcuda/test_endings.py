@@ -22,8 +22,9 @@ MIB, GIB = 2**20, 2**30
 
 @pytest.fixture(scope="module")
 def ended(run_all: Callable[..., dict[str, Ended]]) -> dict[str, Ended]:
-    """How each script that ends by itself, with exit code 0, ended."""
+    """How each script that ends by itself ended."""
     scripts = {"catches": CATCHES, "saves": SAVES, "engine": STEPS_OF_AN_ENGINE, "interrupted": INTERRUPTS}
+    scripts["fails"] = TRAINS.replace("range(1000)", "range(2)")
     return run_all({**scripts, "full": FULL.format(anyway=False)})
 
 
@@ -208,11 +209,13 @@ def test_the_command_stops_after_steps_and_keeps_a_record(
     assert document["fits"]
 
 
-def test_a_script_that_fails_passes_its_code_on(dry_run: Script) -> None:
-    result = dry_run(TRAINS.replace("range(1000)", "range(2)"))
+def test_a_script_that_fails_passes_its_code_on(ended: dict[str, Ended], dry_run: Script) -> None:
+    """After steps, and without torch, which takes seconds to import."""
+    result = dry_run("import sys; sys.exit(7)")
 
     assert (result.outcome, result.exit_code) == (FAILED, 7)
-    assert result.processes[0].steps == 2
+    assert ended["fails"].code == 7
+    assert ended["fails"].run.processes[0].steps == 2
 
 
 FAILS_BELOW_A_LAUNCHER = """

@@ -46,9 +46,9 @@ full, padded = torch.ones_like(ids), torch.ones_like(ids)
 padded[0, :7] = 0
 peaks = [peak_of(lambda: step(mask)) for mask in (None, full, padded)]
 prompt = torch.randint(3, 1000, (2, 16)).cuda()
-shapes = [list(model.generate(prompt, max_new_tokens=32, do_sample=sample).shape) for sample in (False, True)]
+shapes = [list(model.generate(prompt, max_new_tokens=8, do_sample=sample).shape) for sample in (False, True)]
 model.generation_config.eos_token_id = [500, 501]
-shapes.append(list(model.generate(prompt, max_new_tokens=32).shape))
+shapes.append(list(model.generate(prompt, max_new_tokens=8).shape))
 print(json.dumps([peaks, shapes]))
 """
 )
@@ -59,7 +59,7 @@ def test_a_full_mask_is_none_and_generation_ends(ended: dict[str, Ended]) -> Non
 
     A padded one keeps a mask of s x s.
 
-    Generation ends after 32 tokens; or where the tokens that unknown scores choose, 500 and 501, end a sequence.
+    Generation ends after 8 tokens; or where the tokens that unknown scores choose, 500 and 501, end a sequence.
     """
     text = ended["text"]
 
@@ -67,7 +67,7 @@ def test_a_full_mask_is_none_and_generation_ends(ended: dict[str, Ended]) -> Non
     (none, full, padded), shapes = json.loads(text.out)
     assert full == none
     assert padded - none >= 16384**2  # a byte for each pair of positions at least
-    assert shapes == [[2, 48], [2, 48], [2, 17]]
+    assert shapes == [[2, 24], [2, 24], [2, 17]]
     assert [read.location for process in text.run.processes for read in process.unknown_reads] == []
 
 
