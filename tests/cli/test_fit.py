@@ -53,7 +53,9 @@ def test_one_quantity_alone(run: Callable[..., Run]) -> None:
     assert code == 0
     assert found["layouts"] is None
     assert memcalc.estimate("gpt2", "recipe=amp", "num_layers=4", f"b={largest['value']}", gpu="rtx-a4000").fits
-    assert not memcalc.estimate("gpt2", "recipe=amp", "num_layers=4", f"b={largest['next_value']}", gpu="rtx-a4000").fits
+    assert not memcalc.estimate(
+        "gpt2", "recipe=amp", "num_layers=4", f"b={largest['next_value']}", gpu="rtx-a4000"
+    ).fits
 
 
 def test_no_is_an_answer_with_its_own_code(run: Callable[..., Run]) -> None:

@@ -30,12 +30,13 @@ def spec(**training: Any) -> Any:
     return load({"name": "tiny", "model": TINY, "training": {"sequence_length": 16, "dropout": 0.0} | training})
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Any:
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Measures as the child process does, through the lines that it reads and writes."""
 
     def execute(what: Any, steps: int = 1, device: str = "cpu") -> Measurement:
-        job = job_from(Job(what, steps, device, "", str(tmp_path / "events.jsonl")).line())
+        events = tmp_path_factory.mktemp("measured") / "events.jsonl"
+        job = job_from(Job(what, steps, device, "", str(events)).line())
         found = json.loads(encoded(answer(job)))
         if "refused" in found:
             raise {"InputError": InputError, "Unavailable": Unavailable}[found["refused"][0]](found["refused"][1])
@@ -45,9 +46,10 @@ def run(tmp_path: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def found() -> Measurement:
-    """In a process of its own, as users do it."""
-    return measure(spec(), device="cpu", steps=2)
+def found(run: Any) -> Measurement:
+    """Two steps; tests/cli/test_measure.py has a run in a process of its own."""
+    measurement: Measurement = run(spec(), steps=2)
+    return measurement
 
 
 def test_phases_are_all_there(found: Measurement) -> None:

@@ -89,9 +89,10 @@ def test_the_copied_yaml_is_the_same_run(run: dict[str, Any], tmp_path: Path) ->
 
 def test_a_fit_is_that_of_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     told: list[str] = []
-    request = {"kind": "fit", "run": {"model": "gpt2", "gpu": "t4", "gpus": "2"}, "maximize": "micro_batch_size"}
+    run = {"model": "gpt2", "gpu": "t4", "gpus": "2", "more": "num_layers=4"}
+    request = {"kind": "fit", "run": run, "maximize": "micro_batch_size"}
     first, copies = (json.loads(part) for part in parts(json.dumps(request), told.append))
-    assert copies["command"] == "memcalc fit gpt2 --gpu t4 --maximize micro_batch_size --gpus 2"
+    assert copies["command"] == "memcalc fit gpt2 --gpu t4 --maximize micro_batch_size --gpus 2 --set num_layers=4"
     same(copies["document"], printed(copies["command"], capsys, tmp_path))
     assert {"lines", "table", "timeline"} >= {section["kind"] for section in first["view"]["sections"]}
 
@@ -110,7 +111,10 @@ def test_a_fit_is_that_of_the_command(capsys: pytest.CaptureFixture[str], tmp_pa
         ),
         ({"kind": "fit", "run": {"model": "gpt2"}}, "no GPU is given. Choose one."),
         ({"kind": "fit", "run": {"model": "llama-3-8b", "gpu": "t4"}}, "GPU gb200"),
-        ({"kind": "fit", "run": {"model": "llama-3-70b", "gpu": "t4", "gpus": "4"}}, "invalid layouts were excluded"),
+        (
+            {"kind": "fit", "run": {"model": "llama-3-70b", "gpu": "t4", "gpus": "4", "more": "num_layers=8"}},
+            "invalid layouts were excluded",
+        ),
     ],
 )
 def test_answers_name_fields_of_the_page_and_no_options(request_: dict[str, Any], words: str) -> None:

@@ -15,11 +15,15 @@ from memcalc.api import load_to_run
 from memcalc.cli.app import main
 from memcalc.errors import InputError
 from memcalc.ledger.component import Component
+from memcalc.measuring.job import Job, encoded, job_from
+from memcalc.measuring.measure import measured as measured_by
 from memcalc.recorder.recording import Recording
 from memcalc.spec.model_families import conversion, transformers_fallback
 from memcalc.spec.spec import Spec
 
 transformers = pytest.importorskip("transformers")
+
+from memcalc.measuring.run_process import answer  # noqa: E402 -- needs torch
 
 TEXT: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
 VISION = TEXT | {"image_size": 28, "patch_size": 7}
@@ -59,7 +63,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     | {"vision_config": VISION | {"model_type": "siglip_vision_model"}},
 }
 WAV2VEC2 = SPEECH | {"model_type": "wav2vec2", "vocab_size": 32, "num_conv_pos_embeddings": 16}
-QUICK = {"BertForMaskedLM"}  # a measurement starts Python
+QUICK = {"BertForMaskedLM"}
 LENGTHS = {"Qwen2_5_VLForConditionalGeneration": 288}  # an image of 448 x 448 has 256 tokens
 RUN = ("b=2", "recipe=fp32", "attention=eager")
 
@@ -93,13 +97,14 @@ def without_model(totals: dict[str, int]) -> dict[str, int]:
 def test_the_step_on_fake_tensors_is_the_one_on_the_cpu(architecture: str, tmp_path: Path) -> None:
     """Real tensors and fake ones hold the same in every phase, with the kernels of the CPU.
 
-    But for "model": how often random weights are drawn again depends on them.
+    But for "model": how often random weights are drawn again depends on them. The measurement runs in this process.
     """
     source = config(tmp_path, CONFIGS[architecture], architecture)
     run = (*RUN, f"s={LENGTHS.get(architecture, 32)}")
 
     traced = memcalc.trace(source, *run, steps=1, semantics="cpu").result
-    measured = memcalc.measure(source, *run, steps=1, device="cpu")
+    job = job_from(Job(load_to_run(source, *run), 1, "cpu", "", str(tmp_path / "events.jsonl")).line())
+    measured = measured_by(job, json.loads(encoded(answer(job))), "")
 
     assert measured.analysis is not None
     assert traced.parameters == measured.parameters > 0
