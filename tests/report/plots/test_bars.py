@@ -11,6 +11,7 @@ from memcalc.report.plots.bars import BarGroup, BarPart, Panel, RunBar, bars_fig
 from memcalc.report.plots.fit_bars import fit_blocks, fit_title
 from memcalc.report.plots.pareto_plot import front_figure, plan_bars, save_front, together
 from tests.report.fits import answer
+from tests.thinning import quick_every
 
 pytest.importorskip("matplotlib")
 
@@ -54,7 +55,7 @@ def overlapping(drawn: list[tuple[str, Any]]) -> list[tuple[str, str]]:
     ]
 
 
-@pytest.mark.parametrize("name", DRAWN)
+@pytest.mark.parametrize("name", quick_every(3, DRAWN))
 def test_nothing_overlaps_or_leaves_the_picture(name: str) -> None:
     found = answer(name)
     figure = bars_figure(fit_title(found, "GiB"), fit_blocks(found, "GiB"))
