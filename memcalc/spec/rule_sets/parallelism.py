@@ -22,7 +22,8 @@ def megatron(spec: Spec) -> Iterator[Violation]:
         if training.recipe != recipe:
             yield Violation(
                 ("training", "recipe"),
-                f"recipe = {training.recipe}, but Megatron-LM keeps fp32 main gradients: recipe {recipe}.",
+                f"recipe = {training.recipe} does not run with {'implementation' if own else 'engine'} = megatron, "
+                f"which keeps fp32 main gradients: recipe {recipe}.",
                 f"Set recipe: {recipe}, or another engine and implementation.",
             )
     elif training.recipe == "fp32-main":
