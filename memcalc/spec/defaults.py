@@ -25,7 +25,8 @@ MEGATRON_IN_FP32 = {"recipe": "fp32-main", "attention": "eager"}  # neither --bf
 
 SDPA = "sdpa"  # transformers' word for the fused kernel that PyTorch picks
 ENGINE_OF_STAGE = {0: "ddp", 1: "deepspeed", 2: "deepspeed", 3: "fsdp2"}
-# DeepSpeed's pipeline engine has no schedule but 1F1B (0.19.8 runtime/pipe/engine.py, TrainSchedule).
+# DeepSpeed's pipeline engine has no schedule but 1F1B (0.19.8 runtime/pipe/engine.py, TrainSchedule). Megatron-LM has
+# interleaved stages, and a fork of it zero-bubble schedules (sail-sg/zero-bubble-pipeline-parallelism).
 ENGINE_OF_STAGE_IN_OTHER_SCHEDULES = ENGINE_OF_STAGE | {1: "megatron", 2: "fsdp2"}
 
 

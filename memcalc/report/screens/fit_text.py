@@ -37,7 +37,10 @@ def subject_lines(answer: FitResult) -> list[str]:
     if answer.gpus > system.node:
         where += f"; between nodes {system.nic_bytes * 8 / 1e9:g} Gbit/s per GPU"
     known = answer.unchanged or (answer.best[0].result if answer.best else None)
-    return [answer.name if known is None else f"{subject(known).run}, as {subject(known).modules}", where]
+    if known is None:
+        return [answer.name, where]
+    headline = subject(known)
+    return [f"{headline.run}, as {headline.modules}", where]
 
 
 def unchanged_sentence(answer: FitResult, unit: Unit) -> str:
