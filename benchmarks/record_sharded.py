@@ -2,12 +2,14 @@
 
     python benchmarks/record_sharded.py known h100-80gb PYTHON benchmarks/recordings/sharded/FILE.jsonl
     python benchmarks/record_sharded.py known cuda PYTHON benchmarks/recordings/gpu/new/FILE.jsonl
+    python benchmarks/record_sharded.py pipelines h100-80gb PYTHON FILE.jsonl --nccl --only schedule=interleaved
 
 `cuda` is this machine's GPU: cases then run side by side, as many as its memory has room for. PYTHON is an
 interpreter with PyTorch's CUDA build (and DeepSpeed, or torchao and Triton, for their cases). The other ranks are
-PyTorch's fake process group: collectives return at once, buffers are real. Cases are lists in sharded_cases.yaml,
-with commas between their names; recorded ones are skipped. The step is the reference decoder's (memcalc/step); the
-engine is put around it as its documentation says.
+PyTorch's fake process group: collectives return at once, buffers are real. It references no tensors. With `--nccl` the
+process group is NCCL's, with its library replaced as in `memcalc dry-run --world-size`; it references what is sent
+until the program waits for it. Cases are lists in sharded_cases.yaml, with commas between their names; recorded ones
+are skipped. The step is the reference decoder's (memcalc/step); the engine is put around it as its documentation says.
 """
 
 from __future__ import annotations
@@ -43,6 +45,8 @@ def main() -> None:
     parser.add_argument("--case", help="run this one here, on whatever CUDA device is there")
     parser.add_argument("--outside", type=int, default=0, help="bytes to hold beside PyTorch, as NCCL would")
     parser.add_argument("--delayed-events", action="store_true", help="of `memcalc dry-run`; steps begin by waiting")
+    parser.add_argument("--nccl", action="store_true", help="NCCL's process group in place of the fake one")
+    parser.add_argument("--only", default="", help="run only the cases with this word")
     parser.add_argument("--wait", action="store_true", help="with --case: load the packages, then wait for a line")
     arguments = parser.parse_args()
     if arguments.case is not None:
@@ -51,23 +55,28 @@ def main() -> None:
             print(READY, end="", flush=True)
             sys.stdin.readline()
         hold_outside(arguments.outside)
-        run(arguments.case, arguments.card, arguments.recordings, delayed=arguments.delayed_events)
+        backend = "nccl" if arguments.nccl else "fake"
+        run(arguments.case, arguments.card, arguments.recordings, delayed=arguments.delayed_events, backend=backend)
         return
     import yaml
 
     from memcalc.nullcuda import run as dry_run
+    from memcalc.nullcuda.options import Options
 
     known = recorded(arguments.recordings)
     lists = yaml.safe_load(CASES.read_text())
     named = dict.fromkeys(case for name in arguments.cases.split(",") for case in lists[name])
-    cases = [case for case in named if case not in known]
+    cases = [case for case in named if case not in known and (not arguments.only or arguments.only in case.split())]
     command = [arguments.python, *sys.argv, "--case"]
     if arguments.card == GPU:
         side_by_side(cases, command)
         return
     for case in cases:
-        delays = arguments.delayed_events
-        ran = dry_run([*command, case], arguments.card, timeout=600, stdout=subprocess.DEVNULL, delayed_events=delays)
+        options: Options = {"delayed_events": arguments.delayed_events}
+        if arguments.nccl:
+            spec, rank = spec_of(case)
+            options |= {"world_size": spec.parallelism.ranks, "rank": rank}
+        ran = dry_run([*command, case], arguments.card, timeout=600, stdout=subprocess.DEVNULL, **options)
         print(f"{case}: {ran.outcome}", flush=True)
 
 
@@ -143,13 +152,18 @@ def hold_outside(size: int) -> None:
         assert not failed, f"cudaMalloc of {size} bytes: error {failed}"
 
 
-def run(case: str, card: str, recordings: Path, *, delayed: bool = False) -> None:
-    """Run one case as one rank of all, and append its record."""
+def spec_of(case: str) -> tuple[Any, int]:
+    """The run of a case, and which of its ranks it is."""
     from memcalc.spec.loading import load
 
     preset, *words = case.split()
     rank = next((int(word.removeprefix(RANK)) for word in words if word.startswith(RANK)), 0)
-    spec = load(preset, [word for word in words if not word.startswith(RANK)])
+    return load(preset, [word for word in words if not word.startswith(RANK)]), rank
+
+
+def run(case: str, card: str, recordings: Path, *, delayed: bool = False, backend: str = "fake") -> None:
+    """Run one case as one rank of all, and append its record."""
+    spec, rank = spec_of(case)
     ranks = spec.parallelism.ranks
     if spec.training.alloc_conf:
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = spec.training.alloc_conf
@@ -160,7 +174,8 @@ def run(case: str, card: str, recordings: Path, *, delayed: bool = False) -> Non
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     torch.cuda.set_device(0)
-    dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
+    store = FakeStore() if backend == "fake" else None
+    dist.init_process_group(backend, rank=rank, world_size=ranks, store=store)
     phases = Phases(waits=delayed)
     runner = deepspeed if ranks > 1 and spec.parallelism.engine == "deepspeed" else pytorch
     if spec.parallelism.pipeline_parallel > 1:
@@ -178,6 +193,7 @@ def run(case: str, card: str, recordings: Path, *, delayed: bool = False) -> Non
             **({"deepspeed": version("deepspeed")} if runner is deepspeed else {}),
             **({"torchao": version("torchao")} if uses_torchao(spec.training) else {}),
         },
+        **({"process_group": backend} if backend != "fake" else {}),
         **({"events": "delayed, at most until the step ends"} if delayed else {}),
         "spec": spec.model_dump(mode="json"),
         "phases": phases.found,

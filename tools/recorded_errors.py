@@ -35,6 +35,7 @@ from memcalc.spec.hardware.gpus import all_gpus
 from memcalc.spec.loading import load
 from memcalc.spec.programs import VersionsSpec
 from memcalc.spec.spec import Spec
+from memcalc.states.pipelining import lists_sent
 from memcalc.stream.requests import DelayedRequests, replay
 from memcalc.validation.predictions import under
 from memcalc.verdict.needs import can_replay, need_of
@@ -180,11 +181,21 @@ def _ranks(folders: Iterable[str] = RANKS) -> Iterator[Recorded]:
         for path in sorted(RECORDINGS.glob(files)):
             for record in _lines(path):
                 spec = recorded_spec(record)
+                if not references_sent(record, spec):
+                    continue
                 allocated, reserved = (max(record[part].values()) for part in ("phases", "reserved"))
                 rank = int(record["case"].partition(OTHER_RANK)[2].split()[0]) if OTHER_RANK in record["case"] else 0
                 stage = rank * spec.parallelism.pipeline_parallel // spec.parallelism.ranks
                 if rank == 0 or spec.parallelism.pipeline_parallel > 1:
                     yield Recorded(record["case"], record["device"], spec, allocated, reserved, stage)
+
+
+def references_sent(record: dict[str, Any], spec: Spec) -> bool:
+    """Return whether the process group of a record references what a schedule of several chunks has sent.
+
+    PyTorch's fake one does not, so these records are of less memory than NCCL needs; they were recorded again.
+    """
+    return not lists_sent(spec) or record.get("process_group") == "nccl"
 
 
 def recorded_spec(record: dict[str, Any]) -> Spec:

@@ -129,7 +129,9 @@ def sized(record: Mapping[str, Any], *, named: bool, more: Sequence[str] = (), r
             reserved = max(rank.reserved_bytes or 0 for rank in result.ranks) if replay else 0
         except (InputError, Unavailable) as error:
             return Line(record, problem=str(error))
-    ledger, origin = result.headline.ledger, result.spec.origin
+    # Of all stages of a pipeline, as of a record's ranks: the one that reserves most may not allocate most.
+    ledger = max((rank.ledger for rank in result.ranks), key=lambda ledger: ledger.peak_bytes)
+    origin = result.spec.origin
     assumed = tuple(map(assumption, origin.assumptions)) + origin.notes
     verdict = result.verdict if replay else None
     return Line(record, ledger.peak_bytes, reserved, assumed, ledger.peak_phase, verdict)

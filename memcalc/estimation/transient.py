@@ -166,7 +166,7 @@ def spans(
                 workspace=workspace,
                 rank=rank,
                 after_forward=moment.after_forward,
-                beside=moment.rows(spec, stage),
+                beside=moment.rows(spec, stage, sizer_of(spec)),
             )
             for moment in moments_of(spec, stage)
             for rank in ranks_that_may_hold_most(spec)

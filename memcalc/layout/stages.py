@@ -13,12 +13,12 @@ from memcalc.layout.schedules import (
     chunks_in_flight,
     chunks_of,
     in_flight_micro_batches,
+    uses_pipelining,
 )
 from memcalc.layout.spec_cache import cached_by_spec
 from memcalc.spec.layers import applies_no_rope, are_mixed, has_mask, windows_among
 from memcalc.spec.recompute_plan import leaves
 from memcalc.spec.spec import Spec
-from memcalc.spec.training import TrainingSpec
 
 READERS = {"windows": True, "others": False}  # readers of a mask: layers with a sliding window, or without
 
@@ -37,6 +37,7 @@ class Stage(NamedTuple):
         embeddings: maximum number of micro-batches with a live embedding, if it has one.
         heads: maximum number of micro-batches with live logits.
         waiting: micro-batches that wait only for the LM head's weight gradient.
+        before: the number of layers in earlier chunks of the same stage.
     """
 
     index: int  # type: ignore[assignment] # hides tuple.index, which no stage needs
@@ -49,6 +50,7 @@ class Stage(NamedTuple):
     embeddings: int = 1
     heads: int = 1
     waiting: int = 0
+    before: int = 0
 
     @property
     def chunks(self) -> tuple[Stage, ...]:
@@ -105,10 +107,10 @@ def _stages_of(
     for index in range(stages):
         in_flight = chunks_in_flight(schedule, stages, virtual, index, micro_batches)
         in_flight_counts = in_flight_micro_batches(schedule, stages, virtual, index, micro_batches)
-        pieces = [
-            _piece(layers, index, chunk, in_flight, in_flight_counts, ends=ends)
-            for chunk in chunks_of(schedule, stages, virtual, index)
-        ]
+        pieces: list[Stage] = []
+        for chunk in chunks_of(schedule, stages, virtual, index):
+            piece = _piece(layers, index, chunk, in_flight, in_flight_counts, ends=ends)
+            pieces.append(piece._replace(before=sum(each.layers for each in pieces)))
         held = any(piece.has_embedding for piece in pieces), any(piece.has_head for piece in pieces)
         whole = Stage(index, pieces[0].first, pieces[0].stop, *held, in_flight, tuple(pieces), *in_flight_counts)
         found.append(pieces[0] if len(pieces) == 1 else whole)
@@ -131,15 +133,15 @@ def is_steady(spec: Spec, stage: Stage) -> bool:
     """Return whether a step has a backward with the most micro-batches in flight, and with all gradients.
 
     With few micro-batches a pipeline has none: the first backward, which meets no gradients, has the most in flight.
-    Nor does FSDP2 have one with several chunks, which it gathers and reduces in turn. Schedules without a known order
-    are taken as steady.
+    Nor do PyTorch's schedules of several chunks, which may differ, and which keep all that a step has sent. Schedules
+    without a known order are taken as steady.
     """
     parallelism, micro_batches = spec.parallelism, spec.training.gradient_accumulation_steps
     stages = parallelism.pipeline_parallel
     if stages == 1 or micro_batches * parallelism.virtual_stages == 1 or parallelism.schedule not in ORDERED:
         return True
     if parallelism.schedule == "interleaved":
-        return parallelism.engine != "fsdp2" and micro_batches > 2 * stages
+        return not uses_pipelining(spec) and micro_batches > 2 * stages
     return micro_batches > stage.in_flight
 
 
@@ -198,7 +200,7 @@ def _starts_apart(spec: Spec) -> bool:
 
 def layers_are_alike(spec: Spec, stage: Stage) -> bool:
     """Return whether the layers of a stage or chunk differ in nothing, but that the first may start apart."""
-    again = recomputed_layers(spec.training, stage.first, stage.stop)
+    again = recomputed_layers(spec, stage)
     modules = ((layer_modules(spec, layer), layer in again) for layer in range(stage.first, stage.stop))
     return len({each for each in modules if not each[0].starts_apart}) == 1
 
@@ -229,15 +231,21 @@ def layer_modules(spec: Spec, layer: int) -> LayerModules:
     return known[key]
 
 
-def recomputed_layers(training: TrainingSpec, first: int, stop: int) -> set[int]:
-    """Return the layers from `first` to `stop` (exclusive) that are recomputed in backward."""
+def recomputed_layers(spec: Spec, stage: Stage) -> set[int]:
+    """Return the layers of a stage or chunk that are recomputed in backward.
+
+    torchtitan counts the layers of a rank to find every k-th one, not those of the model (0.2.2
+    distributed/activation_checkpoint.py, _layer_sac_count).
+    """
+    training, numbers = spec.training, range(stage.first, stage.stop)
     plan = training.recompute
     if not isinstance(plan, str):
-        return {layer for layer in leaves(plan) if first <= layer < stop}
+        return {layer for layer in leaves(plan) if layer in numbers}
     if plan in ("none", "selective"):
         return set()
     k = 1 if plan == "full" else int(plan.removeprefix("every-"))
-    return {layer for layer in range(first, stop) if (layer + 1) % k == 0}  # layers k-1, 2k-1, ...
+    counted = stage.before if training.implementation == "torchtitan" else stage.first
+    return {layer for count, layer in enumerate(numbers, counted + 1) if count % k == 0}
 
 
 def recomputed_windows(spec: Spec) -> tuple[bool, bool]:
@@ -254,5 +262,5 @@ def recomputed_windows(spec: Spec) -> tuple[bool, bool]:
 def first_recomputed_layer(spec: Spec, stage: Stage, readers: str) -> int:
     """Return the first layer of a stage that reads a mask and is recomputed; `readers`: all, or one of READERS."""
     wanted, model = READERS.get(readers), spec.model
-    recomputed = recomputed_layers(spec.training, stage.first, stage.stop)
+    recomputed = recomputed_layers(spec, stage)
     return min((layer for layer in recomputed if wanted in (None, model.has_window(layer))), default=stage.stop)

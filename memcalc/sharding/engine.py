@@ -136,6 +136,12 @@ class Engine:
         """
         return gradients
 
+    def begin_inference(self) -> None:
+        """Begin a pipeline's first pass, which runs without a schedule and reduces nothing."""
+
+    def end_inference(self) -> None:
+        """End a pipeline's first pass: no parameters stay gathered."""
+
     def unshard(self) -> None:
         """Gather all units at once: the schedule of a pipeline is about to run this chunk of the model."""
 

@@ -44,6 +44,7 @@ class PipelinedFSDP2(FSDP2):
     ) -> None:
         super().__init__(requests, units, options)
         self.counts_sums = False
+        self.infers = False
         self.repeats = False  # only a step's first micro-batch gathers, and creates sums
         self.all_gather_stream = ALL_GATHER + STREAMS * chunk
         self.reduce_scatter_stream = REDUCE_SCATTER + STREAMS * chunk
@@ -80,6 +81,15 @@ class PipelinedFSDP2(FSDP2):
         """Begin a micro-batch, which reduces nothing; sharded gradients exist only if `zero_grad` keeps them."""
         super().begin(have_gradients=have_gradients and self.choice.step.zeroes_gradients, last=last)
 
+    def begin_inference(self) -> None:
+        """Begin the first pass, in which each backward reshards its unit."""
+        self.infers = True
+
+    def end_inference(self) -> None:
+        """Free what no backward has resharded, such as a chunk with the embedding."""
+        self.infers = False
+        self.reshard()
+
     def before_forward(self, unit: int) -> None:
         """Pre-forward; the root's waits for the units that the schedule has gathered."""
         if unit == ROOT:
@@ -94,6 +104,8 @@ class PipelinedFSDP2(FSDP2):
 
     def after_backward(self, unit: int, gradients: Sequence[Gradient]) -> list[int]:
         """Post-backward: keep the unsharded gradients, and the gathered parameters."""
+        if self.infers:
+            return super().after_backward(unit, gradients)
         self._add_up(unit, gradients)
         return []
 

@@ -16,8 +16,11 @@ from memcalc.spec.spec import Spec
 
 MOST_GATHERED = 3  # chunks that FSDP2 gathers at a time: _add_unshard_reshard, max_active_stages
 
+SEND_OPS = "send_ops"  # a list of all that a step has sent, which schedules of several chunks clear at the end
+
 # Rounds of as many micro-batches as stages: before the first backward, in the steady state, and at the end.
 ROUNDS_PLAYED = 3
+MOST_PLAYED = 64  # micro-batches of schedules that keep all that they have sent, so that no round repeats another
 
 
 class Action(NamedTuple):
@@ -26,8 +29,7 @@ class Action(NamedTuple):
     Args:
         kind: forward or backward of a micro-batch on a chunk of the stage; an assignment to a variable; or, for FSDP2,
             the gather or the reshard of a chunk's parameters, or the reduction of its gradients.
-        variable: the variable that references the sent tensors; for "assign": the variable that is cleared; "": no
-            variable references them or the output.
+        variable: the variable that references the sent tensors; for "assign": the variable that is cleared.
         chunk: number of the chunk on this stage.
         micro_batch: number of the micro-batch.
         newest: whether it is the backward of the micro-batch with the latest forward.
@@ -55,7 +57,7 @@ def lacks(spec: Spec) -> Iterator[str]:
         f"engine {parallelism.engine}": parallelism.data_parallel > 1 and parallelism.engine not in ("ddp", "fsdp2"),
         # torchtitan leaves the shapes of what stages send to a first pass over all chunks (torch 2.13 stage.py,
         # _forward_metadata_inference), which gathers on CUDA streams that the schedule does not use afterwards.
-        "torchtitan's first pass over several chunks": several and training.framework == "torchtitan",
+        "torchtitan's first pass over several chunks": False,
         "several chunks under DDP": parallelism.data_parallel > 1 and several and parallelism.engine == "ddp",
         "modules that are not the reference decoder's": training.implementation not in ("plain", "torchtitan"),
         "autocast": training.autocasts and training.implementation != "torchtitan",  # its recipe is FSDP2's policy
@@ -76,9 +78,9 @@ def lacks(spec: Spec) -> Iterator[str]:
     yield from (f"pipeline parallelism with {reason}" for reason, is_so in reasons.items() if is_so)
 
 
-def actions_of(spec: Spec, stage: Stage) -> Iterator[Action]:
-    """Return the actions of a stage in one step."""
-    name, micro_batches = spec.parallelism.schedule, played_micro_batches(spec)
+def actions_of(spec: Spec, stage: Stage, first: int | None = None) -> Iterator[Action]:
+    """Return the actions of a stage in one step, of the `first` micro-batches; None: of those that are played."""
+    name, micro_batches = spec.parallelism.schedule, played_micro_batches(spec) if first is None else first
     actions = order_of(name, spec.parallelism.pipeline_parallel, stage, micro_batches)
     if name == "interleaved":
         return _with_shards([*actions], micro_batches)
@@ -92,12 +94,20 @@ def order_of(schedule: str, stages: int, stage: Stage, micro_batches: int) -> It
     return (_gpipe if schedule == "gpipe" else _one_forward_one_backward)(stage.index, stages, micro_batches)
 
 
-def played_micro_batches(spec: Spec) -> int:
-    """Return how many micro-batches are recorded; later ones repeat rounds of as many micro-batches as stages."""
+def counted_micro_batches(spec: Spec) -> int:
+    """Return how many micro-batches formulas count; later ones repeat rounds of as many micro-batches as stages."""
     stages, micro_batches = spec.parallelism.pipeline_parallel, spec.training.gradient_accumulation_steps
     if spec.parallelism.schedule == "gpipe" or (spec.parallelism.schedule == "interleaved" and micro_batches % stages):
         return micro_batches
     return min(micro_batches, ROUNDS_PLAYED * stages)
+
+
+def played_micro_batches(spec: Spec) -> int:
+    """Return how many micro-batches are recorded for a replay."""
+    counted = counted_micro_batches(spec)
+    if spec.parallelism.schedule != "interleaved":
+        return counted
+    return min(spec.training.gradient_accumulation_steps, max(counted, MOST_PLAYED))
 
 
 def _with_shards(actions: Sequence[Action], micro_batches: int) -> Iterator[Action]:
@@ -142,7 +152,9 @@ def _one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> It
 def _interleaved(stage: int, stages: int, chunks: int, micro_batches: int) -> Iterator[Action]:
     """ScheduleInterleaved1F1B: rounds of as many micro-batches as stages through each chunk.
 
-    A sent tensor is referenced until the next action, which sends it (_PipelineScheduleRuntime, _perform_action).
+    A sent tensor is referenced until the schedule waits for all that it has sent, the newest first
+    (_PipelineScheduleRuntime, _step_microbatches): NCCL's `Work` stashes it until then
+    (csrc/distributed/c10d/ProcessGroupNCCL.cpp, TensorShelf).
 
     Source: _calculate_single_rank_operations, _get_warmup_ops.
     """
@@ -155,12 +167,12 @@ def _interleaved(stage: int, stages: int, chunks: int, micro_batches: int) -> It
     def forward(operation: int) -> Action:
         chunk = operation // size % chunks
         forwards[chunk] += 1
-        return Action("forward", "", chunk, forwards[chunk] - 1)
+        return Action("forward", SEND_OPS, chunk, forwards[chunk] - 1)
 
     def backward(operation: int) -> Action:
         chunk = chunks - 1 - operation // size % chunks
         backwards[chunk] += 1
-        return Action("backward", "", chunk, backwards[chunk] - 1)
+        return Action("backward", SEND_OPS, chunk, backwards[chunk] - 1)
 
     for operation in range(warmup):
         yield forward(operation)

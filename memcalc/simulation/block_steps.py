@@ -36,10 +36,12 @@ class BlockSteps:
         parts: the blocks of the stage.
         splits_workspaces: whether each buffer of an operator's workspace is a separate storage, as for an allocator;
             otherwise the workspace is one storage, as large as its buffers at their peak.
+        inputs_only: whether backward computes no gradients of parameters.
     """
 
-    def __init__(self, parts: StageBlocks, *, splits_workspaces: bool = True) -> None:
+    def __init__(self, parts: StageBlocks, *, splits_workspaces: bool = True, inputs_only: bool = False) -> None:
         self.parts = parts
+        self.inputs_only = inputs_only
         self.splits_workspaces = splits_workspaces
         self._steps: dict[tuple[int, StreamName], list[BlockStep]] = {}
         self._labels: dict[int, list[TensorLabel]] = {}
@@ -54,6 +56,8 @@ class BlockSteps:
             steps: list[BlockStep] = []
             for event in block.program.stream(stream):
                 at, operator = event.storage, event.operator
+                if self.inputs_only and block.program.storages[at].component is Component.GRADIENTS:
+                    continue
                 plain = operator.when not in (Activity.START, Activity.END) and not operator.in_head
                 takes = plain and event.sign > 0 and at not in scripts
                 frees = plain and event.sign < 0 and at not in transferred and at != block.program.tied_sum

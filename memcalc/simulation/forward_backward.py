@@ -32,6 +32,7 @@ class ForwardBackward:
         workspace_bytes: cuBLAS workspace, allocated by the first matmul of each thread.
         threads: the threads that already have a workspace; the step adds its threads.
         splits_workspaces: see `BlockSteps`.
+        inputs_only: see `BlockSteps`.
     """
 
     steps_type = BlockSteps
@@ -47,6 +48,7 @@ class ForwardBackward:
         threads: set[str],
         *,
         splits_workspaces: bool = True,
+        inputs_only: bool = False,
     ) -> None:
         self.requests = requests
         self.parts = parts
@@ -59,7 +61,7 @@ class ForwardBackward:
         self.workspace_bytes = workspace_bytes
         self.threads = threads
         self.splits_workspaces = splits_workspaces
-        self.steps = self.steps_type(parts, splits_workspaces=splits_workspaces)
+        self.steps = self.steps_type(parts, splits_workspaces=splits_workspaces, inputs_only=inputs_only)
         self.hooks = EngineHooks(engine, self.steps, parameters)
         # What checkpoints of several layers keep until their first layer has unpacked its last tensor.
         self.arguments: dict[int, int] = {}

@@ -13,7 +13,7 @@ from memcalc.layout.stages import Stage
 from memcalc.ledger.component import Component
 from memcalc.programs.sized_program import run_sizer
 from memcalc.sharding.engines import arriving_gradients
-from memcalc.sharding.schedules import played_micro_batches
+from memcalc.sharding.schedules import counted_micro_batches
 from memcalc.simulation.forward_backward import ForwardBackward
 from memcalc.simulation.in_flight_batches import InFlight, Recorded
 from memcalc.simulation.layer_loops import LayerLoop
@@ -36,7 +36,7 @@ class MegatronPipeline(ScheduledRun):
 
     def __init__(self, spec: Spec, requests: Requests, stage: Stage, rank: int | None = None) -> None:
         super().__init__(spec, requests, stage, rank)
-        self.micro_batches = played_micro_batches(spec)
+        self.micro_batches = counted_micro_batches(spec)
         self.hidden_bytes = sent_gradient(spec).each
         self.recorded: Recorded | None = None
         self.waiting: deque[tuple[InFlight, int]] = deque()  # micro-batches between passes, with their inputs

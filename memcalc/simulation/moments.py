@@ -14,14 +14,16 @@ from typing import NamedTuple
 from memcalc.layout.schedules import uses_pipelining
 from memcalc.layout.stages import Stage, composition, is_steady
 from memcalc.ledger.row_drafts import RowDraft
-from memcalc.sharding.schedules import order_of, played_micro_batches
+from memcalc.programs.sized_program import ProgramSizer
+from memcalc.sharding.schedules import Action, actions_of, counted_micro_batches
+from memcalc.simulation.kept_activations import kept_activations
 from memcalc.simulation.passes import pieces_of
 from memcalc.spec.spec import Spec
 from memcalc.spec.zero import FULLY_SHARDED
 from memcalc.states.communication_buffers import bucket_between_passes
 from memcalc.states.model_states import earlier_gradients, reduced_gradients
 from memcalc.states.pipeline_engine import kept_in_flight
-from memcalc.states.pipelining import gathered_stage, gathers_stages, in_passes
+from memcalc.states.pipelining import gathered_stage, gathers_stages, in_passes, lists_sent, received_tensors
 from memcalc.states.state_options import state_options
 
 NONE, PART, WHOLE = range(3)  # of a chunk's parameters or gradients
@@ -34,10 +36,19 @@ class ChunkState(NamedTuple):
         gradients: of earlier micro-batches that the states of the stage do not count: PART of them if FSDP2 has reduced
             them after the chunk's last backward.
         parameters: those that FSDP2 has gathered: PART of them if a forward has resharded the layers since.
+        in_flight: its micro-batches, if its layers differ from those of the chunk that runs.
     """
 
     gradients: int = NONE
     parameters: int = NONE
+    in_flight: int = 0
+
+
+class Passed(NamedTuple):
+    """Tensors that a stage exchanges with others, as `pipelining.in_passes` counts them."""
+
+    received: int = 0
+    sent: int = 0
 
 
 class Moment(NamedTuple):
@@ -48,12 +59,14 @@ class Moment(NamedTuple):
         states: of each chunk of the stage.
         is_made: whether the chunk itself has gradients of earlier micro-batches that the states do not count.
         after_forward: whether a forward of the chunk ran since its last backward.
+        passed: what the stage has received and sent.
     """
 
     chunk: Stage
     states: tuple[ChunkState, ...]
     is_made: bool = False
     after_forward: bool = True
+    passed: Passed = Passed()
 
     def exceeds(self, other: Moment) -> bool:
         """Return whether it holds at least as much of everything as another one, and is not equal to it."""
@@ -65,16 +78,20 @@ class Moment(NamedTuple):
     @property
     def _amounts(self) -> tuple[int, ...]:
         chunk = self.chunk
-        return (chunk.in_flight, chunk.embeddings, chunk.heads, self.is_made, *chain.from_iterable(self.states))
+        amounts = chunk.in_flight, chunk.embeddings, chunk.heads, self.is_made
+        return (*amounts, *self.passed, *chain.from_iterable(self.states))
 
-    def rows(self, spec: Spec, stage: Stage) -> tuple[RowDraft, ...]:
+    def rows(self, spec: Spec, stage: Stage, sizer: ProgramSizer) -> tuple[RowDraft, ...]:
         """Return what the stage holds besides its states while the micro-batch runs."""
-        found = [*in_passes(spec, stage, self.chunk.in_flight)] if uses_pipelining(spec) else []
+        received, sent = self.passed
+        found = [*in_passes(spec, received=received, sent=sent)] if uses_pipelining(spec) else []
         if spec.parallelism.has_pipeline_engine:
             found += kept_in_flight(spec, stage, self.chunk.in_flight)
         if any(state.gradients for state in self.states):
             found += bucket_between_passes(state_options(spec))
         for chunk, state in zip(stage.chunks, self.states, strict=True):
+            if state.in_flight:
+                found += kept_activations(spec, chunk, sizer, state.in_flight)
             if state.gradients:
                 found += (earlier_gradients if state.gradients == WHOLE else reduced_gradients)(spec, chunk)
             if state.parameters:
@@ -87,48 +104,76 @@ def moments_of(spec: Spec, stage: Stage) -> tuple[Moment, ...]:
     zero_stage = spec.parallelism.zero_stage if gathers_stages(spec) else 0
     if is_steady(spec, stage):
         states = (ChunkState(parameters=WHOLE if zero_stage else NONE),) * len(stage.chunks)
-        return tuple(Moment(chunk, states) for chunk in pieces_of(spec, stage))
+        received, _ = received_tensors(spec, stage)
+        return tuple(
+            Moment(chunk, states, passed=Passed(max(received - chunk.in_flight, 0))) for chunk in pieces_of(spec, stage)
+        )
     kinds = [composition(spec, chunk) for chunk in stage.chunks]
     alike = tuple(kinds.index(kind) for kind in kinds)
-    order = spec.parallelism.schedule, spec.parallelism.pipeline_parallel
-    return _moments(*order, stage, played_micro_batches(spec), alike, zero_stage)
+    micro_batches, counted = spec.training.gradient_accumulation_steps, counted_micro_batches(spec)
+    order = tuple(actions_of(spec, stage, counted))
+    return _moments(order, stage, counted, micro_batches - counted, alike, zero_stage, keeps_sent=lists_sent(spec))
 
 
 @lru_cache(maxsize=1024)
 def _moments(
-    schedule: str, stages: int, stage: Stage, micro_batches: int, alike: tuple[int, ...], zero_stage: int
+    order: tuple[Action, ...],
+    stage: Stage,
+    micro_batches: int,
+    others: int,
+    alike: tuple[int, ...],
+    zero_stage: int,
+    *,
+    keeps_sent: bool,
 ) -> tuple[Moment, ...]:
     """Return the micro-batches of a step that no other one exceeds in everything.
 
     Args:
-        schedule: the schedule.
-        stages: the number of stages.
+        order: the actions of the step.
         stage: the stage.
-        micro_batches: micro-batches of a step.
+        micro_batches: how many these are.
+        others: micro-batches of the step that are not among them.
         alike: for each chunk of the stage, the index of the first one with the same layers.
-        zero_stage: that of FSDP2 around each chunk; 0: the chunks are not sharded.
+        zero_stage: that of FSDP2 around each chunk; 0: the chunks are not sharded, and nothing is gathered.
+        keeps_sent: whether the schedule keeps all that the step has sent.
     """
+    chunks, numbers = stage.chunks, range(len(alike))
     flying, ran_forward, states = [0] * len(alike), [True] * len(alike), [ChunkState()] * len(alike)
     after_forward, in_backward, after_last = NONE, NONE, ChunkState(gradients=WHOLE)
     if zero_stage:
         after_forward, in_backward = PART if zero_stage == FULLY_SHARDED else WHOLE, WHOLE
         after_last = ChunkState(gradients=PART)
+    sent = others * sum((not chunk.has_head) + (not chunk.has_embedding) for chunk in chunks)
+    buffers = (micro_batches + others) * sum(not chunk.has_embedding for chunk in chunks)
     found: dict[Moment, None] = {}
-    for action in order_of(schedule, stages, stage, micro_batches):
+    for action in order:
         number = action.chunk
+        if action.kind in ("unshard", "reshard"):
+            states[number] = states[number]._replace(
+                parameters=WHOLE if action.kind == "unshard" and zero_stage else NONE
+            )
+            continue
+        if action.kind in ("assign", "reduce"):
+            continue
         if action.kind == "forward":
             flying[number] += 1
             ran_forward[number] = True
             states[number] = states[number]._replace(parameters=after_forward)
+            sent += not chunks[number].has_head
             continue
-        chunk = stage.chunks[alike[number]]._replace(in_flight=sum(flying))
+        same = [each for each in numbers if alike[each] == alike[number]]
+        chunk = chunks[alike[number]]._replace(in_flight=sum(flying[each] for each in same))
         chunk = chunk._replace(
             embeddings=flying[number] if chunk.has_embedding else 1, heads=flying[number] if chunk.has_head else 1
         )
         is_made, is_last = states[number].gradients != NONE, action.micro_batch == micro_batches - 1
         states[number] = states[number]._replace(parameters=in_backward)
-        found[Moment(chunk, tuple(states), is_made, ran_forward[number] or not zero_stage)] = None
+        held = [state if each in same else state._replace(in_flight=flying[each]) for each, state in enumerate(states)]
+        inputs = sum(flying[each] for each in numbers if not chunks[each].has_embedding)
+        passed = Passed(max(buffers - inputs, 0), sent if keeps_sent else 0)
+        found[Moment(chunk, tuple(held), is_made, ran_forward[number] or not zero_stage, passed)] = None
         flying[number] -= 1
         ran_forward[number] = False
         states[number] = after_last if is_last else ChunkState(WHOLE, in_backward)
+        sent += not chunks[number].has_embedding
     return tuple(each for each in found if not any(other.exceeds(each) for other in found))

@@ -20,12 +20,13 @@ from memcalc.layout.stages import Stage
 from memcalc.programs.sized_program import run_sizer
 from memcalc.sharding.engine import Engine, by_unit
 from memcalc.sharding.engines import engine_of, gradient_names
-from memcalc.sharding.schedules import Action, actions_of
+from memcalc.sharding.schedules import SEND_OPS, Action, actions_of, played_micro_batches
 from memcalc.simulation.forward_backward import ForwardBackward
 from memcalc.simulation.in_flight_batches import InFlight, Recorded
 from memcalc.simulation.layer_loops import LayerLoop
 from memcalc.simulation.plans import plan_of
 from memcalc.simulation.scheduled_run import ScheduledRun
+from memcalc.simulation.shape_inference import ShapeInference, infers_shapes
 from memcalc.simulation.stage_blocks import StageBlocks
 from memcalc.spec.spec import Spec
 from memcalc.states.gradient_policy import gradient_policy
@@ -55,6 +56,7 @@ class SimulatedPipeline(ScheduledRun):
     def __init__(self, spec: Spec, requests: Requests, stage: Stage) -> None:
         super().__init__(spec, requests, stage)
         self.micro_batches = spec.training.gradient_accumulation_steps
+        self.played = played_micro_batches(spec)
         self.chunks = [*map(self._chunk, range(len(self.stage.chunks)))]
         self.buffers: dict[int, Buffers] = {}  # by chunk
         self.recorded: dict[tuple[int, bool], Recorded] = {}  # by chunk, and whether gradients exist
@@ -79,11 +81,22 @@ class SimulatedPipeline(ScheduledRun):
         for each in self.chunks:
             each.engine.prepare()
             each.engine.begin(have_gradients=bool(self.gradients), last=True)
-        for action in actions_of(self.spec, self.stage):
+        actions = [*actions_of(self.spec, self.stage)]
+        if any(action.variable == SEND_OPS for action in actions):
+            self._send_unplayed()
+        for action in actions:
             self._act(action)
-        for name in list(self.variables):
-            self._assign(name, [])
+        for storages in self.variables.values():
+            self.requests.drop(reversed(storages))
+        self.variables = {}
         self._forget_losses()
+
+    def _send_unplayed(self) -> None:
+        """Allocate what micro-batches that are not recorded have sent: the schedule references it until the end."""
+        chunks = self.stage.chunks
+        sends = sum((not chunk.has_head) + (not chunk.has_embedding) for chunk in chunks)
+        others = (self.micro_batches - self.played) * sends
+        self.variables[SEND_OPS] = [self.requests.take(passed_on(self.spec).each) for _ in range(others)]
 
     def _forget_losses(self) -> None:
         """Drop the losses of all micro-batches. Source: schedules.py, _update_losses."""
@@ -92,17 +105,30 @@ class SimulatedPipeline(ScheduledRun):
 
     def _receive(self) -> None:
         """Allocate the buffers: activations by chunk, then gradients from the last chunk on."""
-        size = passed_on(self.spec).each
-        chunks = self.stage.chunks
+        size, chunks = passed_on(self.spec).each, self.stage.chunks
+        passes = [self._inference(number, size) for number in range(len(chunks))] if infers_shapes(self.spec) else []
 
         def taken(*, receives: bool) -> list[int]:
             return [self.requests.take(size) for _ in range(self.micro_batches if receives else 0)]
 
-        activations = [taken(receives=not chunk.has_embedding) for chunk in chunks]
-        gradients = [taken(receives=not chunk.has_head) for chunk in reversed(chunks)]
+        activations, gradients = list[list[int]](), list[list[int]]()
+        for number, chunk in enumerate(chunks):
+            if passes:
+                passes[number].forward()
+            activations.append(taken(receives=not chunk.has_embedding))
+        for number, chunk in reversed([*enumerate(chunks)]):
+            if passes:
+                passes[number].backward()
+            gradients.append(taken(receives=not chunk.has_head))
+        for each in passes:
+            each.reshard()
         self.buffers = {
             number: Buffers(*each) for number, each in enumerate(zip(activations, reversed(gradients), strict=True))
         }
+
+    def _inference(self, number: int, size: int) -> ShapeInference:
+        passing = self._passing(number, exist=False, inputs_only=True)
+        return ShapeInference(self.requests, passing, size)
 
     def _act(self, action: Action) -> None:
         chunk, micro_batch = action.chunk, action.micro_batch
@@ -125,7 +151,7 @@ class SimulatedPipeline(ScheduledRun):
             recorded = self._recorded(chunk, exist=exist)
             found = self.in_flight[key] = InFlight(recorded, given[micro_batch] if given else -1)
             output = found.forward()
-            if action.variable:
+            if action.variable != SEND_OPS:
                 self._assign("output", [] if output is None else [output])
             if output is None:
                 self.requests.begin(f"loss_{self.number}")
@@ -148,12 +174,14 @@ class SimulatedPipeline(ScheduledRun):
             self.requests.drop(sent)
 
     def _assign(self, name: str, storages: list[int]) -> None:
-        """Assign storages to a variable, which drops the previous ones; "" is no variable."""
-        if not name:
-            return
+        """Assign storages to a variable, which drops the previous ones; append them, if it is a list."""
         for storage in storages:
             self.requests.hold(storage)
-        self.requests.drop(self.variables.pop(name, []))
+        before = self.variables.pop(name, [])
+        if name == SEND_OPS:
+            storages = [*before, *storages]
+        else:
+            self.requests.drop(before)
         if storages:
             self.variables[name] = storages
 
@@ -163,7 +191,7 @@ class SimulatedPipeline(ScheduledRun):
             self.recorded[key] = Recorded(self.requests, self._passing(number, exist=exist))
         return self.recorded[key]
 
-    def _passing(self, number: int, *, exist: bool) -> ForwardBackward:
+    def _passing(self, number: int, *, exist: bool, inputs_only: bool = False) -> ForwardBackward:
         chunk, engine, parameters = self.chunks[number]
         arriving = gradient_policy(self.spec, exist=exist, sharded=not engine.keeps_gradients)
         plan = plan_of(self.spec, chunk)
@@ -172,5 +200,12 @@ class SimulatedPipeline(ScheduledRun):
         if exist and engine.keeps_gradients:
             engine = Engine(self.requests)
         return ForwardBackward(
-            self.requests, parts, (LayerLoop(plan),), engine, parameters, self.workspace.each, self.threads
+            self.requests,
+            parts,
+            (LayerLoop(plan),),
+            engine,
+            parameters,
+            self.workspace.each,
+            self.threads,
+            inputs_only=inputs_only,
         )

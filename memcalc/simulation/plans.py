@@ -9,10 +9,10 @@ from memcalc.spec.spec import Spec
 
 def plan_of(spec: Spec, stage: Stage | None = None) -> Segment:
     """Return the recomputation plan with all layers of the model or a stage, for every notation of `recompute`."""
-    training, layers = spec.training, spec.model.num_layers
-    first, stop = (0, layers) if stage is None else (stage.first, stage.stop)
-    plan = training.recompute
+    layers, plan = spec.model.num_layers, spec.training.recompute
+    part = Stage(0, 0, layers, has_embedding=True, has_head=True, in_flight=1) if stage is None else stage
+    numbers = range(part.first, part.stop)
     if isinstance(plan, str):
-        again = recomputed_layers(training, first, stop)
-        return tuple((n,) if n in again else n for n in range(first, stop))
-    return tuple(item for item in items_of(plan, layers) if first <= next(leaves(item)) < stop)
+        again = recomputed_layers(spec, part)
+        return tuple((n,) if n in again else n for n in numbers)
+    return tuple(item for item in items_of(plan, layers) if next(leaves(item)) in numbers)

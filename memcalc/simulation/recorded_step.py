@@ -13,6 +13,7 @@ from typing import NamedTuple
 from memcalc.allocator.pytorch.block_sizes import rounded
 from memcalc.architectures.structure import block_structure
 from memcalc.errors import InputError
+from memcalc.layout.schedules import uses_pipelining
 from memcalc.layout.stages import READERS, Stage, first_recomputed_layer, layer_modules
 from memcalc.ledger.component import Component
 from memcalc.ledger.row_drafts import RowDraft
@@ -79,7 +80,7 @@ def _key(spec: Spec, chunk: Stage, layers: Layers, *, exist: bool) -> Hashable:
         (chunk.has_embedding, chunk.has_head),
         tuple(gradient_policy(spec, exist=exist, sharded=sharded) for sharded in (False, True)),
         exist,
-        keeps_passed_on(spec),
+        (keeps_passed_on(spec), spec.parallelism.schedule if uses_pipelining(spec) else ""),
         layers.of_engine if spec.parallelism.has_pipeline_engine else None,
         scores_itself(spec),
         (

@@ -29,7 +29,7 @@ from memcalc.spec.recompute_plan import leaves
 from memcalc.spec.scoring import scored_by_reference, scores_itself
 from memcalc.spec.spec import Spec
 from memcalc.states.optimizers.parameter_order import in_order
-from memcalc.states.pipelining import drains, keeps_passed_on
+from memcalc.states.pipelining import drains, keeps_passed_on, keeps_sent
 from memcalc.states.state_options import state_options
 from memcalc.stream.peaks import SizelessStream
 from memcalc.stream.requests import NamedRounds, Requests
@@ -144,14 +144,14 @@ class StepRecorder:
         self.requests.begin("forward")
         walk.engine.prepare()
         walk.engine.begin(have_gradients=exist, last=True)
-        passed_on: list[int] = []  # what the pipeline buffers of DeepSpeed's engine reference
+        passed_on: list[int] = []  # what DeepSpeed's buffers or PyTorch's schedule reference
         if self.keeps_passed_on and not self.chunk.has_embedding:
             passed_on.append(self._received(walk))  # forward reads a copy
         walk.forward(self._received(walk))
-        if not self.chunk.has_head and not self.keeps_passed_on:
-            self.requests.drop([walk.output])  # sent; the receive buffers are counted as persistent memory
-        elif not self.chunk.has_head:
+        if not self.chunk.has_head and (self.keeps_passed_on or keeps_sent(self.spec)):
             passed_on.append(walk.output)
+        elif not self.chunk.has_head:
+            self.requests.drop([walk.output])  # sent; the receive buffers are counted as persistent memory
         self.requests.begin("loss")
         of_frozen, kept = range(0), list[int]()
         if self.chunk.has_head:
@@ -171,7 +171,9 @@ class StepRecorder:
             self._free(in_flight)
             if not self.chunk.has_head:  # otherwise the graph of the logits references the input and its gradient
                 sent = self.keeps_passed_on and not self.chunk.has_embedding
-                self.requests.drop([*passed_on, *([walk.input_gradient] if sent else [])])
+                # Schedule1F1B's variable `fwd_sends` references the activation that was sent last.
+                variable = keeps_sent(self.spec) and self.spec.parallelism.schedule == "1f1b"
+                self.requests.drop([*([] if variable else passed_on), *([walk.input_gradient] if sent else [])])
             walk.engine.reduce_gradients()
         walk.engine.after_last_backward(gradients)
         self.requests.drop(kept)
@@ -297,15 +299,14 @@ class StepRecorder:
                 number = walk.parts.block_of(next(leaves(item)), again=not isinstance(item, int))
                 rounds = NamedRounds(1, ("layers in flight", index))
                 yield self._hold(walk, number, self.blocks[number].program.kept, rounds)
-        if self.keeps_passed_on:
-            for number, storage in self._passed_on(walk):
-                yield self._hold(walk, number, (storage,), NamedRounds(1, "in_flight"))
+        for number, storage in self._passed_on(walk):
+            yield self._hold(walk, number, (storage,), NamedRounds(1, "in_flight"))
 
     def _passed_on(self, walk: ForwardBackward) -> Iterator[tuple[int, int]]:
-        """Yield the block and the storage of what the stage receives, and of what it sends."""
-        if not self.chunk.has_embedding:
+        """Yield the block and the storage of what the stage has received and sent, if it keeps them."""
+        if self.keeps_passed_on and not self.chunk.has_embedding:
             yield walk.parts.entry
-        if not self.chunk.has_head and walk.plan:
+        if (self.keeps_passed_on or keeps_sent(self.spec)) and not self.chunk.has_head and walk.plan:
             last = walk.plan[-1]
             number = walk.parts.block_of([*leaves(last)][-1], again=not isinstance(last, int))
             yield number, self.blocks[number].program.output
@@ -323,9 +324,10 @@ class StepRecorder:
         """Allocate the gradient of a stage's output where it is referenced until backward has ended.
 
         Source: Megatron-LM core_r0.14 core/pipeline_parallel/schedules.py, backward_step(output_tensor_grad); DeepSpeed
-        0.19 runtime/pipe/engine.py, _exec_recv_grads.
+        0.19 runtime/pipe/engine.py, _exec_recv_grads; torch 2.13 distributed/pipelining/stage.py, grad_recv_info.
         """
-        refers = self.spec.training.implementation == "megatron" or self.spec.parallelism.has_pipeline_engine
+        others = self.spec.training.implementation == "megatron" or self.spec.parallelism.has_pipeline_engine
+        refers = others or uses_pipelining(self.spec)
         if self.chunk.has_head or not refers:
             return -1
         number = walk.layers[self.chunk.stop - 1].number

@@ -33,14 +33,23 @@ def keeps_passed_on(spec: Spec) -> bool:
     return spec.parallelism.has_pipeline_engine and spec.parallelism.tensor_parallel == 1
 
 
+def lists_sent(spec: Spec) -> bool:
+    """Return whether PyTorch's schedule keeps all that a step has sent: those of several chunks do."""
+    return uses_pipelining(spec) and spec.parallelism.schedule == "interleaved"
+
+
+def keeps_sent(spec: Spec) -> bool:
+    """Return whether PyTorch's schedule keeps a sent activation until its micro-batch's backward has returned."""
+    return uses_pipelining(spec) and not lists_sent(spec)
+
+
 def received(spec: Spec, stage: Stage) -> Iterator[RowDraft]:
     """Yield the buffers of tensors that a stage exchanges with others, from the first step on, except `in_passes`.
 
     One receive buffer for each micro-batch and direction stays allocated. In forward and backward, blocks already count
-    one received gradient as that of their output. A sent tensor is referenced until backward has returned; under 1F1B,
-    a sent gradient until the next one is sent.
+    one received gradient as that of their output. Under 1F1B a sent gradient is referenced until the next one is sent.
     """
-    before, behind = _received_tensors(spec, stage)
+    before, behind = received_tensors(spec, stage)
     sends_back = before and spec.parallelism.schedule == "1f1b"
     steps = from_phase("forward_1") & ~PASSES
     yield from _rows(
@@ -48,30 +57,26 @@ def received(spec: Spec, stage: Stage) -> Iterator[RowDraft]:
         ("activations received", before, steps, "_setup_forward_recv_info"),
         ("gradients received", behind - 1, PASSES | steps, "_create_grad_recv_info"),
         ("gradients received", 1 if behind else 0, steps, "_create_grad_recv_info"),
-        ("activation sent", 1 if behind else 0, BACKWARD, "forward_one_chunk, fwd_cache"),
         ("gradient sent", 1 if sends_back else 0, PASSES, "get_bwd_send_ops"),
     )
 
 
-def in_passes(spec: Spec, stage: Stage, in_flight: int) -> Iterator[RowDraft]:
-    """Yield the activations that a stage has received and sent, in forward and backward.
-
-    Those received for micro-batches in flight are left out: blocks count them as their inputs.
+def in_passes(spec: Spec, *, received: int, sent: int) -> Iterator[RowDraft]:
+    """Yield the activations that a stage has received, and all that a step has sent, in forward and backward.
 
     Args:
         spec: the run.
-        stage: the stage.
-        in_flight: micro-batches, or copies of chunks, in flight.
+        received: buffers of activations, without those that blocks count as their inputs.
+        sent: tensors that the schedule keeps, if it `lists_sent`.
     """
-    before, behind = _received_tensors(spec, stage)
     yield from _rows(
         spec,
-        ("activations received", before - min(before, in_flight), PASSES, "_setup_forward_recv_info"),
-        ("activations sent", in_flight - 1 if behind else 0, PASSES, "forward_one_chunk, fwd_cache"),
+        ("activations received", received, PASSES, "_setup_forward_recv_info"),
+        ("activations and gradients sent", sent, PASSES, "schedules.py: send_ops"),
     )
 
 
-def _received_tensors(spec: Spec, stage: Stage) -> tuple[int, int]:
+def received_tensors(spec: Spec, stage: Stage) -> tuple[int, int]:
     """Return how many activations, and how many gradients, a stage receives in a step."""
     micro_batches = spec.training.gradient_accumulation_steps
     before = micro_batches * sum(not chunk.has_embedding for chunk in stage.chunks)

@@ -30,7 +30,7 @@ def test_backward_makes_one_gradient_for_every_parameter_that_trains(config: Con
     structure = block_structure(spec)
     kept = GradientPolicy(kept=True, main_dtype=None)
     stage = next(iter(stages_of(spec)))
-    recomputed = recomputed_layers(spec.training, stage.first, stage.stop)
+    recomputed = recomputed_layers(spec, stage)
     parts: list[tuple[Part, bool, bool]] = []
     for layer in range(stage.first, stage.stop):
         modules = layer_modules(spec, layer)

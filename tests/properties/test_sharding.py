@@ -227,7 +227,7 @@ def assert_gradients_are_the_parameters(config: Config) -> None:
     kept = GradientPolicy(kept=True, main_dtype=None)
     item = 4 if spec.training.recipe in ("amp", "fp32") or spec.training.dtype == "fp32" else 2
     for stage in stages_of(spec):
-        recomputed = recomputed_layers(spec.training, stage.first, stage.stop)
+        recomputed = recomputed_layers(spec, stage)
         parts: list[tuple[Part, bool]] = [
             ("expert layer" if layer_modules(spec, layer).experts else "dense layer", layer in recomputed)
             for layer in range(stage.first, stage.stop)

@@ -13,6 +13,7 @@ from memcalc.api import load
 from memcalc.errors import MemcalcError
 from memcalc.estimation.transient import peak_bytes
 from memcalc.layout.stages import stages_of
+from memcalc.programs.sized_program import run_sizer
 from memcalc.simulation.moments import NONE, PART, WHOLE, moments_of
 from memcalc.simulation.simulated_run import run_requests, unsupported_reason
 from memcalc.spec.spec import Spec
@@ -33,7 +34,11 @@ def states_of(spec: Spec, stage: int) -> list[tuple[int, list[int], list[int]]]:
     """Return the micro-batches in flight, and the gradients and gathered parameters of each chunk, of each moment."""
     moments = moments_of(spec, stages_of(spec)[stage])
     return [
-        (each.chunk.in_flight, [state.gradients for state in each.states], [state.parameters for state in each.states])
+        (
+            each.chunk.in_flight + sum(state.in_flight for state in each.states),
+            [state.gradients for state in each.states],
+            [state.parameters for state in each.states],
+        )
         for each in moments
     ]
 
@@ -54,6 +59,8 @@ def states_of(spec: Spec, stage: int) -> list[tuple[int, list[int], list[int]]]:
             [
                 (8, [NONE, NONE], [NONE, NONE]),
                 (7, [NONE, WHOLE], [NONE, NONE]),
+                (6, [NONE, WHOLE], [NONE, NONE]),  # fewer in flight, but each backward has sent a gradient
+                (5, [NONE, WHOLE], [NONE, NONE]),
                 (4, [NONE, WHOLE], [NONE, NONE]),
                 (3, [WHOLE, WHOLE], [NONE, NONE]),
             ],
@@ -70,7 +77,7 @@ def test_fsdp2_gathers_and_reduces_chunks_in_turn() -> None:
     spec = pipeline("interleaved", 4, 4, "engine=fsdp2", "data_parallel=2", "zero_stage=3")
     assert states_of(spec, 0) == [
         (8, [NONE, NONE], [PART, WHOLE]),  # a forward has resharded the first chunk, a backward gathers the second
-        (7, [NONE, WHOLE], [PART, WHOLE]),
+        *((in_flight, [NONE, WHOLE], [PART, WHOLE]) for in_flight in (7, 6, 5)),
         (4, [NONE, PART], [WHOLE, NONE]),  # the second chunk is reduced, and resharded
         (3, [WHOLE, PART], [WHOLE, NONE]),
     ]
@@ -141,3 +148,14 @@ def test_formulas_are_close_below_the_requests(more: tuple[str, ...], lowest: fl
             bound = max(state_peak(spec, stage), peak_bytes(spec, stage, spec.gpu, tails=False))
             error = bound / requested_peak(spec, stage.index) - 1
             assert lowest <= error < ROUNDING, (spec.parallelism, stage.index, error)
+
+
+def test_chunks_of_a_stage_keep_their_own_activations() -> None:
+    """Of 6 layers in 4 chunks, the first stage has 2 and 1. At its first backward 3 and 2 micro-batches are in flight."""
+    spec = pipeline("interleaved", 2, 4, "num_layers=6", "s=512")
+    first = moments_of(spec, stages_of(spec)[0])[0]
+    rows = first.rows(spec, stages_of(spec)[0], run_sizer(spec, None))
+    inputs = [row.count for row in rows if row.tensor == "layer input"]
+
+    assert (first.chunk.stop - first.chunk.first, first.chunk.in_flight) == (1, 2)
+    assert inputs == [2 * 3]

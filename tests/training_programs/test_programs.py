@@ -104,12 +104,10 @@ RESERVED = {
     "accelerate-deepspeed": 0.3,
     "torchtitan-pipeline": 0.8,  # without FSDP; with FSDP2 within 0.2
 }
-# Interleaved schedules of torchtitan, and its checkpoints by operator without FSDP, which are counted without them.
+# torchtitan's checkpoints by operator without FSDP, which are counted without them.
 # Texts of unlike lengths; releases of DeepSpeed before 0.19, which are not replayed; causes.md has those of the others.
 UNLIKE = {
-    ("torchtitan-pipeline", "development", 1),
     ("torchtitan-pipeline", "held-out", 2),
-    ("torchtitan-pipeline", "held-out", 7),
     ("accelerate-ddp", "development", 3),
     ("accelerate-ddp", "development", 4),
     ("accelerate-ddp", "held-out", 4),
@@ -198,11 +196,9 @@ BARS = {
     "trl-qlora-fsdp1": (8.8, 0.6),  # LayerNorm above a 4-bit base (causes.md); the others are within 0.05
 }
 # Two loops over two GPUs, and a run with weights in host memory (causes.md); four that depend on their data: one is
-# padded, and three have sequences shorter than the file's longest. Three of torchtitan's pipelines, as in UNLIKE.
+# padded, and three have sequences shorter than the file's longest. One of torchtitan's pipelines, as in UNLIKE.
 BEYOND = {
-    ("torchtitan-pipeline", "development", 1),
     ("torchtitan-pipeline", "held-out", 2),
-    ("torchtitan-pipeline", "held-out", 7),
     ("axolotl", "held-out", 3),
     ("accelerate-deepspeed", "held-out", 6),
     ("trainer-5-offload", "development", 1),

@@ -1,0 +1,46 @@
+"""What micro-batches in flight keep on a chunk of a stage, as ledger rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from memcalc.architectures.catalogue import GradientPolicy
+from memcalc.layout.stages import Stage
+from memcalc.ledger.component import Component
+from memcalc.ledger.row_drafts import RowDraft
+from memcalc.programs.sized_program import ProgramSizer
+from memcalc.simulation.plans import plan_of
+from memcalc.simulation.stage_blocks import NO_HEAD, StageBlocks, module_of
+from memcalc.spec.recipes import DTYPE_BYTES
+from memcalc.spec.recompute_plan import leaves
+from memcalc.spec.spec import Spec
+from memcalc.states.pipelining import PASSES
+
+
+def kept_activations(spec: Spec, chunk: Stage, sizer: ProgramSizer, micro_batches: int) -> Iterator[RowDraft]:
+    """Yield what micro-batches on a chunk keep between forward and backward, in the passes of others.
+
+    Args:
+        spec: the run.
+        chunk: the chunk.
+        sizer: sizes of the run's blocks.
+        micro_batches: how many are in flight.
+    """
+    plan = plan_of(spec, chunk)
+    parts = StageBlocks(spec, chunk, sizer, GradientPolicy(kept=True, main_dtype=None), plan)
+    counts = Counter(parts.openings)
+    counts.update(parts.block_of(next(leaves(item)), again=not isinstance(item, int)) for item in plan)
+    counts.update([] if parts.head == NO_HEAD else [parts.head])
+    for number, count in counts.items():
+        block = parts.blocks[number]
+        module = module_of(spec, chunk, block)
+        for at in block.program.kept:
+            if not block.sized.exact[at]:
+                continue
+            _, name, dtype, formula, citation = block.program.labels[at]
+            kind = block.program.storages[at].component or Component.TEMPORARIES
+            each, size = block.sized.exact[at], block.sized.sizes[at]
+            shape = block.sized.shapes[at] or (each // DTYPE_BYTES[dtype],)
+            copies = count * micro_batches
+            yield RowDraft(kind, module, name, shape, dtype, copies, each, size, PASSES, formula, citation)
