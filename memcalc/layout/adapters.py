@@ -158,7 +158,7 @@ def _adapters(
     return Adapters(
         targets=targets,
         rank=lora.rank,
-        dtype="fp32" if lora.adapter_dtype == "fp32" or recipe == "fp32" else dtype,
+        dtype=_dtype(lora, dtype, recipe),
         dropout=lora.dropout,
         # PEFT's SEQ_CLS trains the head as well (peft_model.py, PeftModelForSequenceClassification)
         saved=(*lora.modules_to_save, *(("score",) if model.num_labels else ())),
@@ -169,6 +169,13 @@ def _adapters(
         joins_unequal_parts=model.num_key_value_heads != model.num_attention_heads,
         magnitudes=lora.dora,
     )
+
+
+def _dtype(lora: LoraSpec, dtype: str, recipe: str) -> str:
+    """Return the dtype of adapters; "compute" is that of the step's matmuls."""
+    if lora.adapter_dtype != "compute":
+        return lora.adapter_dtype
+    return "fp32" if recipe == "fp32" else dtype
 
 
 def first_layer_adapts(model: ModelSpec, targets: Iterable[str]) -> bool:

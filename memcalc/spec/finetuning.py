@@ -96,8 +96,8 @@ class LoraSpec(ConfigBlock):
     target_modules: Literal["all-linear", "attention", "mlp"] | Targets = Field(
         "all-linear", description="all-linear | attention | mlp | a list of layers, such as [q_proj, v_proj]"
     )
-    adapter_dtype: Precision = Field(
-        description="fp32 (PEFT's autocast_adapter_dtype) | compute; default: fp32, compute under mixed recipes"
+    adapter_dtype: Literal["fp32", "compute", "bf16"] = Field(
+        description="fp32 (PEFT's autocast_adapter_dtype) | compute | bf16; default: fp32, compute under mixed recipes"
     )
     base_dtype: Precision = Field(
         description="dtype of frozen weights that are not 4-bit; default: fp32 under recipes fp32 and amp, else compute"

@@ -163,10 +163,11 @@ def add_adapters(module: nn.Module, spec: Spec) -> nn.Module:
     with warnings.catch_warnings():  # PEFT 0.21 sets rank and alpha of fused experts, and warns if these get no adapter
         warnings.filterwarnings("ignore", "The following (rank|alpha)_pattern keys", RuntimeWarning)
         wrapped: nn.Module = peft.get_peft_model(module, config, autocast_adapter_dtype=lora.adapter_dtype == "fp32")
-    if lora.adapter_dtype == "compute":  # PEFT makes adapters in bnb_4bit_compute_dtype; programs cast them afterwards
+    if lora.adapter_dtype != "fp32":  # PEFT makes adapters in bnb_4bit_compute_dtype; programs cast them afterwards
+        dtype = compute_dtype(spec.training) if lora.adapter_dtype == "compute" else torch.bfloat16
         for name, parameter in wrapped.named_parameters():
             if "lora_" in name:
-                parameter.data = parameter.data.to(compute_dtype(spec.training))
+                parameter.data = parameter.data.to(dtype)
     _settle_input_gradient(module, spec, lora)
     return wrapped
 

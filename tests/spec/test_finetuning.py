@@ -119,6 +119,13 @@ def test_targets_are_named_one_by_one_or_as_a_group(targets: object, modules: st
             ),
         ),
         (
+            {"recipe": "mixed-16", "lora": {"adapter_dtype": "bf16"}},
+            (
+                "training.lora.adapter_dtype: adapter_dtype = bf16 is for adapters of a step in fp32 or bf16 without "
+                "master weights. Set adapter_dtype: compute."
+            ),
+        ),
+        (
             {"lora": {"base_dtype": "fp32"}},
             (
                 "training.lora.base_dtype: base_dtype = fp32, but recipe pure computes in bf16 without autocast. "

@@ -218,6 +218,15 @@ def test_adapters_in_the_compute_dtype_cast_nothing() -> None:
     assert kept(run, "layers.*")["input_norm output"] == 2 * B * S * D
 
 
+def test_adapters_in_bf16_of_a_step_in_fp32() -> None:
+    """As TRL's, above a 4-bit base: each adapter casts its input to bf16, and its states are in bf16."""
+    run = ledger("lora.adapter_dtype=bf16", "recipe=fp32")
+    made = [row for row in run.rows if "lora" in row.tensor and row.component in ("weights", "gradients")]
+
+    assert {row.dtype for row in made} == {"bf16"}
+    assert kept(run, "layers.*")["attention.q_proj input for the adapter"] == 2 * B * S * D
+
+
 def test_the_first_layer_keeps_nothing_before_its_first_adapter() -> None:
     """The embedding is frozen, so no gradient is needed there: attention runs as in inference."""
     run = ledger("lora.target_modules=[down_proj]")

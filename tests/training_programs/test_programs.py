@@ -187,7 +187,7 @@ BARS = {
     "trl-grpo-zero": (0.1, 0.1),
     "accelerate-deepspeed": (0.1, 0.1),
     "trl-reward": (1.8, 0.2),
-    "trl-qlora": (1.6, 0.1),  # over without autocast, where adapters in bf16 are counted as fp32
+    "trl-qlora": (0.9, 0.1),
     "trl-dpo": (0.5, 0.1),
     "trl-dpo-1.14": (0.1, 0.1),
     "trl-grpo": (4.2, 0.2),  # over where completions end before their longest length, which the data decide

@@ -90,6 +90,12 @@ def _precisions(spec: Spec) -> Iterator[Violation]:
             f"adapter_dtype = fp32, but recipe {recipe} stores fp32 master weights of 16-bit weights.",
             "Set adapter_dtype: compute, or recipe: pure.",
         )
+    if lora.adapter_dtype == "bf16" and (recipe.startswith("mixed") or spec.training.dtype == "fp16"):
+        yield Violation(
+            ("training", "lora", "adapter_dtype"),
+            "adapter_dtype = bf16 is for adapters of a step in fp32 or bf16 without master weights.",
+            "Set adapter_dtype: compute.",
+        )
     if lora.base_dtype == "fp32" and recipe not in ("fp32", "amp"):
         yield Violation(
             ("training", "lora", "base_dtype"),
