@@ -244,7 +244,7 @@ def recomputed_layers(spec: Spec, stage: Stage) -> set[int]:
     if plan in ("none", "selective"):
         return set()
     k = 1 if plan == "full" else int(plan.removeprefix("every-"))
-    counted = stage.before if training.implementation == "torchtitan" else stage.first
+    counted = stage.before if training.framework == "torchtitan" else stage.first
     return {layer for count, layer in enumerate(numbers, counted + 1) if count % k == 0}
 
 
