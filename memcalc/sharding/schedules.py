@@ -5,7 +5,7 @@ Source: torch 2.13 distributed/pipelining/schedules.py, the `_step_microbatches`
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Literal, NamedTuple
 
@@ -55,9 +55,6 @@ def lacks(spec: Spec) -> Iterator[str]:
         "micro-batches that are not a multiple of the rounds": several and micro_batches % rounds > 0,
         "context parallelism": parallelism.context_parallel > 1,
         f"engine {parallelism.engine}": parallelism.data_parallel > 1 and parallelism.engine not in ("ddp", "fsdp2"),
-        # torchtitan leaves the shapes of what stages send to a first pass over all chunks (torch 2.13 stage.py,
-        # _forward_metadata_inference), which gathers on CUDA streams that the schedule does not use afterwards.
-        "torchtitan's first pass over several chunks": False,
         "several chunks under DDP": parallelism.data_parallel > 1 and several and parallelism.engine == "ddp",
         "modules that are not the reference decoder's": training.implementation not in ("plain", "torchtitan"),
         "autocast": training.autocasts and training.implementation != "torchtitan",  # its recipe is FSDP2's policy
@@ -117,7 +114,7 @@ def _with_shards(actions: Sequence[Action], micro_batches: int) -> Iterator[Acti
     """
     gathered: list[int] = []
     for number, action in enumerate(actions):
-        following = [*islice(dict.fromkeys(each.chunk for each in actions[number:]), MOST_GATHERED)]
+        following = [*islice(_distinct(each.chunk for each in islice(actions, number, None)), MOST_GATHERED)]
         yield from (Action("reshard", chunk=chunk) for chunk in gathered if chunk not in following)
         yield from (Action("unshard", chunk=chunk) for chunk in following if chunk not in gathered)
         gathered = sorted(following)
@@ -125,6 +122,15 @@ def _with_shards(actions: Sequence[Action], micro_batches: int) -> Iterator[Acti
         if action.kind == "backward" and action.micro_batch == micro_batches - 1:
             yield Action("reduce", chunk=action.chunk)
     yield from (Action("reshard", chunk=chunk) for chunk in gathered)
+
+
+def _distinct(chunks: Iterable[int]) -> Iterator[int]:
+    """Yield each chunk where it comes first."""
+    known: set[int] = set()
+    for each in chunks:
+        if each not in known:
+            known.add(each)
+            yield each
 
 
 def _gpipe(stage: int, stages: int, micro_batches: int) -> Iterator[Action]:

@@ -7,8 +7,10 @@ fewer in flight. Several chunks get their gradients in turn.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from itertools import chain
+from operator import ge
 from typing import NamedTuple
 
 from memcalc.layout.schedules import uses_pipelining
@@ -68,15 +70,9 @@ class Moment(NamedTuple):
     after_forward: bool = True
     passed: Passed = Passed()
 
-    def exceeds(self, other: Moment) -> bool:
-        """Return whether it holds at least as much of everything as another one, and is not equal to it."""
-        if self == other or self.after_forward != other.after_forward or self.chunk.first != other.chunk.first:
-            return False
-        pairs = zip(self._amounts, other._amounts, strict=True)
-        return all(own >= its for own, its in pairs)
-
     @property
-    def _amounts(self) -> tuple[int, ...]:
+    def amounts(self) -> tuple[int, ...]:
+        """What it holds of everything; a moment of the same chunk that holds no more cannot be the peak."""
         chunk = self.chunk
         amounts = chunk.in_flight, chunk.embeddings, chunk.heads, self.is_made
         return (*amounts, *self.passed, *chain.from_iterable(self.states))
@@ -176,4 +172,18 @@ def _moments(
         ran_forward[number] = False
         states[number] = after_last if is_last else ChunkState(WHOLE, in_backward)
         sent += not chunks[number].has_embedding
-    return tuple(each for each in found if not any(other.exceeds(each) for other in found))
+    return tuple(_undominated(found))
+
+
+def _undominated(moments: Iterable[Moment]) -> Iterator[Moment]:
+    """Yield the moments without those that hold no more of anything than another one of their chunk."""
+    alike: dict[tuple[int, bool], list[tuple[Moment, tuple[int, ...]]]] = {}
+    for each in moments:
+        alike.setdefault((each.chunk.first, each.after_forward), []).append((each, each.amounts))
+    for group in alike.values():
+        kept: list[tuple[int, ...]] = []
+        # A moment that dominates another one has a larger sum, or equal amounts.
+        for each, amounts in sorted(group, key=lambda pair: -sum(pair[1])):
+            if not any(all(map(ge, more, amounts)) for more in kept):
+                kept.append(amounts)
+                yield each

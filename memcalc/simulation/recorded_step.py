@@ -174,7 +174,7 @@ class RecordedPasses:
             first: whether it is the first backward of the run, which allocates cuBLAS's workspace.
         """
         peak = (self._of_first if first else self._of_others)[phase]
-        return PassPeak(self, peak, first, self.beside_in(mask))
+        return PassPeak(self, peak, first, mask)
 
     def beside_in(self, mask: int) -> tuple[RowDraft, ...]:
         """Return what the stage holds besides its states in some phases."""
@@ -334,18 +334,19 @@ class PassPeak(NamedTuple):
         passes: the passes.
         peak: the peak.
         first: whether it is the first backward of the run.
-        beside: what the stage holds besides its states.
+        mask: bits of the phases that the pass stands for.
     """
 
     passes: RecordedPasses
     peak: IntervalPeak
     first: bool
-    beside: tuple[RowDraft, ...]
+    mask: int
 
     @property
     def bytes(self) -> int:
         """Live bytes, rounded to the allocator's blocks."""
-        return self.peak.bytes + sum(draft.count * draft.block for draft in self.beside)
+        beside = (draft.count * draft.block for draft in self.passes.beside if draft.mask & self.mask)
+        return self.peak.bytes + sum(beside)
 
     def drafts(self, mask: int) -> list[RowDraft]:
         """Return rows of the live tensors, without gradients from before the pass, which are counted elsewhere.
@@ -357,7 +358,7 @@ class PassPeak(NamedTuple):
         found = [*self.passes.drafts_of(live, mask, first=self.first)]
         freed = sum(draft.count * draft.block for draft in found) - self.peak.bytes
         assert freed == 0 or (freed > 0 and self.passes.recording.takes_over)
-        return [*beyond(freed, found), *self.beside]
+        return [*beyond(freed, found), *self.passes.beside_in(self.mask)]
 
 
 def of_engine(label: EngineTensor, sizes: Sequence[tuple[int, int]], mask: int) -> RowDraft:

@@ -20,7 +20,7 @@ from memcalc.spec.spec import Spec
 from memcalc.states.optimizers.parameter_order import in_order
 from memcalc.stream.requests import Requests
 from tests.sharding.small_model import RANKS, VOCAB, WIDTH, sizes
-from tools.recorded_errors import recorded_spec
+from tools.recorded_errors import recorded_spec, references_sent
 
 MIB = 2**20
 RECORDS = Path(__file__).parents[2] / "benchmarks" / "recordings" / "reserved"
@@ -226,9 +226,10 @@ def test_a_recorded_rank_reserves_as_replayed(case: str) -> None:
 
 
 MAIN_GRADIENTS = [
-    json.loads(line)
+    record
     for path in sorted(RECORDS.glob("*-main-gradients*.jsonl"))
-    for line in path.read_text().splitlines()
+    for record in map(json.loads, path.read_text().splitlines())
+    if references_sent(record, recorded_spec(record))
 ]
 WIDE = [json.loads(line) for path in sorted(RECORDS.glob("*-wide*.jsonl")) for line in path.read_text().splitlines()]
 
