@@ -7,7 +7,7 @@ fewer in flight. Several chunks get their gradients in turn.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import chain
 from operator import ge
@@ -172,18 +172,20 @@ def _moments(
         ran_forward[number] = False
         states[number] = after_last if is_last else ChunkState(WHOLE, in_backward)
         sent += not chunks[number].has_embedding
-    return tuple(_undominated(found))
+    return tuple(_undominated([*found]))
 
 
-def _undominated(moments: Iterable[Moment]) -> Iterator[Moment]:
-    """Yield the moments without those that hold no more of anything than another one of their chunk."""
-    alike: dict[tuple[int, bool], list[tuple[Moment, tuple[int, ...]]]] = {}
+def _undominated(moments: Sequence[Moment]) -> Iterator[Moment]:
+    """Return the moments without those that hold no more of anything than another one of their chunk."""
+    alike: dict[tuple[int, bool], dict[Moment, tuple[int, ...]]] = {}
     for each in moments:
-        alike.setdefault((each.chunk.first, each.after_forward), []).append((each, each.amounts))
+        alike.setdefault((each.chunk.first, each.after_forward), {})[each] = each.amounts
+    kept: set[Moment] = set()
     for group in alike.values():
-        kept: list[tuple[int, ...]] = []
-        # A moment that dominates another one has a larger sum, or equal amounts.
-        for each, amounts in sorted(group, key=lambda pair: -sum(pair[1])):
-            if not any(all(map(ge, more, amounts)) for more in kept):
-                kept.append(amounts)
-                yield each
+        most: list[tuple[int, ...]] = []
+        # A moment that holds more than another one has a larger sum of amounts.
+        for each, amounts in sorted(group.items(), key=lambda pair: -sum(pair[1])):
+            if not any(all(map(ge, more, amounts)) for more in most):
+                most.append(amounts)
+                kept.add(each)
+    return (each for each in moments if each in kept)
