@@ -50,7 +50,7 @@ class _LeverPair(NamedTuple):
 
     levers: tuple[str, str]
     pairs: dict[tuple[int, int], tuple[ChangeCandidate, ChangeCandidate]]
-    weak: list[tuple[int, int]]  # pairs that do not fit; nor does a pair whose steps are as mild or milder
+    weak: list[tuple[int, int]]  # pairs that do not fit, nor do pairs of steps that are as mild or milder
     open: dict[tuple[int, int], Spec]  # the runs of the pairs that may fit, of equal ones the mildest first
 
 
