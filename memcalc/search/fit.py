@@ -21,7 +21,7 @@ from memcalc.spec.hardware.gpus import GpuSpec, all_gpus, find_gpu
 from memcalc.spec.hardware.interconnect import System, system_of
 from memcalc.spec.spec import Spec
 from memcalc.suggestions.candidates import OTHER_CARD, RESULTS, ChangeCandidate, candidates
-from memcalc.suggestions.change_search import ChangeSearch, SuggestedChange
+from memcalc.suggestions.change_search import ChangeSearch, ProposedChange, SuggestedChange
 from memcalc.suggestions.run_overrides import UserRun, overrides_to
 from memcalc.verdict.judge import judge, size
 from memcalc.verdict.reasons import Reason, host_bytes, reason_of
@@ -170,21 +170,20 @@ def _nearest(run: UserRun, result: Result, gpu: GpuSpec, system: System, progres
         fixed_fields = host_bytes(change.spec) if _on_host(change.spec) != ("none", "none") else (0, 0)
         return Nearest(change, slowdown, *fixed_fields)
 
-    def price(change: SuggestedChange) -> tuple[float, ...]:
-        return _size(priced(change))
+    def price(change: ProposedChange) -> tuple[float, ...]:
+        return _order(change, _slowdown(change, result.spec, system, before))
 
     before = token_seconds(result.spec, system)
     offered = [*candidates(result.spec), *_larger_gpus(gpu)]
     words = overrides_to(run, result.spec)
     finder = ChangeSearch(run, offered, result.ledger.peak_bytes, outcome, is_hopeless, price, words)
     fitting = [change for change in finder.singles() if change.fits]
-    return sorted(map(priced, (*fitting, *finder.pairs())), key=_size)
+    return sorted(map(priced, (*fitting, *finder.pairs())), key=lambda found: _order(found.change, found.slowdown))
 
 
-def _size(found: Nearest) -> tuple[float, ...]:
+def _order(change: ProposedChange, slowdown: float | None) -> tuple[float, ...]:
     """Return the sort key of a change: same GPUs, more GPUs, another GPU, another result; then its size."""
-    change = found.change
-    time = inf if found.slowdown is None else found.slowdown
+    time = inf if slowdown is None else slowdown
     return RESULTS.index(change.result), len(change.levers), change.spec.parallelism.ranks, change.costly_changes, time
 
 
@@ -194,7 +193,7 @@ def _larger_gpus(gpu: GpuSpec) -> Iterator[ChangeCandidate]:
         yield ChangeCandidate("larger card", (f"hardware.gpu={other.name}",), "another GPU", OTHER_CARD)
 
 
-def _slowdown(change: SuggestedChange, base: Spec, system: System, before: float) -> float | None:
+def _slowdown(change: ProposedChange, base: Spec, system: System, before: float) -> float | None:
     """Return the relative GPU time per token by the cost model (-0.1: a tenth less); None with offload."""
     if _on_host(change.spec) != _on_host(base):
         return None

@@ -183,6 +183,8 @@ class LengthRecording:
     ) -> None:
         self._spec, self._lengths, self._batches = spec, lengths, batches
         self._slots: dict[Slot, int] = {}  # with their placeholders
+        self._tables: dict[int, dict[int, int]] = {}  # by length
+        self._scripts: dict[tuple[int, int], list[int]] = {}  # by number of the interval and length
         sizers = {length: OpenSizer(batches(length), self._placeholder) for length in lengths}
         run = SimulatedRun(
             spec, Requests(), rank=rank, lengths=lengths, sizer_of=lambda run: sizers[run.training.sequence_length]
@@ -207,14 +209,13 @@ class LengthRecording:
 
     def requests(self, lengths: tuple[int, ...]) -> Requests:
         """Return the requests of an order of lengths that it serves."""
-        tables = {length: self._table(self._batches(length)) for length in lengths}
+        tables = {length: self._table(length) for length in lengths}
         stretches, empty = [*self._requests.stretches], set[int]()
         following = (*self._beginnings[1:], Beginning(len(stretches), len(self._requests.labels)))
         for begin, end, length in zip(self._beginnings, following, cycle(lengths), strict=False):
             table = tables[length]
             for at in range(begin.stretch, end.stretch):
-                script = [table.get(change, change) for change in stretches[at].script]
-                stretches[at] = stretches[at]._replace(script=script)
+                stretches[at] = stretches[at]._replace(script=self._script(at, length))
             numbers = chain.from_iterable(self._numbers[change] for change, size in table.items() if not size)
             empty.update(number for number in numbers if begin.storage <= number < end.storage)
         if empty:  # nothing is allocated, and so nothing freed
@@ -223,13 +224,23 @@ class LengthRecording:
                 stretches[at] = stretches[at]._replace(script=script)
         return self._requests.with_intervals(stretches, repeated_steps(self._spec, lengths, self._steps))
 
-    def _table(self, length: BatchLength) -> dict[int, int]:
+    def _script(self, at: int, length: int) -> list[int]:
+        """Return the requests of an interval with batches of one length, which orders of lengths share."""
+        if (at, length) not in self._scripts:
+            table = self._table(length)
+            self._scripts[at, length] = [table.get(change, change) for change in self._requests.stretches[at].script]
+        return self._scripts[at, length]
+
+    def _table(self, length: int) -> dict[int, int]:
         """Return the encoded request for each encoded placeholder."""
-        sizes = {placeholder: length.size(slot) for slot, placeholder in self._slots.items()}
-        return {
-            change: change - placeholder + size if (size := sizes[placeholder := change & SIZE_MASK]) else 0
-            for change in self._open
-        }
+        if length not in self._tables:
+            batches = self._batches(length)
+            sizes = {placeholder: batches.size(slot) for slot, placeholder in self._slots.items()}
+            self._tables[length] = {
+                change: change - placeholder + size if (size := sizes[placeholder := change & SIZE_MASK]) else 0
+                for change in self._open
+            }
+        return self._tables[length]
 
     @cached_property
     def _numbers(self) -> dict[int, list[int]]:

@@ -36,7 +36,7 @@ from memcalc.stream.requests import EngineTensor, TensorLabel
 
 # Components of storages from before the step, which are counted with the run's states and buffers.
 COUNTED_BEFORE = (Component.GRADIENTS, Component.COMMUNICATION_BUFFERS)
-MOST_RECORDED = 256  # cached steps
+MOST_RECORDED = 1024  # cached steps, of some 80 KB each
 
 
 class RecordingInput:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heapreplace
 from itertools import combinations, product
+from typing import Any, NamedTuple
 
 from memcalc.errors import InputError
 from memcalc.estimation.estimate import estimate
@@ -18,23 +20,38 @@ MOST_PAIRS = 2  # per kind of result
 # Returns the bytes that a run needs, and whether they fit; None if there is no limit.
 Judge = Callable[[Result], tuple[int, bool | None]]
 
-Price = Callable[["SuggestedChange"], tuple[float, ...]]  # sort key of changes with the same kind of result
+Price = Callable[["ProposedChange"], tuple[float, ...]]  # sort key of changes with the same kind of result
 
 
-@dataclass(frozen=True, slots=True)
-class SuggestedChange:
-    """One or two changes, and their savings. Bytes."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProposedChange:
+    """One or two changes, not estimated."""
 
     levers: tuple[str, ...]  # the kinds of change
     overrides: tuple[str, ...]  # as --set takes them
     cost: str  # in time or money, as text
     result: str  # one of RESULTS; the most costly among the changes
     costly_changes: int  # number of changes that require more than time
+    spec: Spec  # the changed run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuggestedChange(ProposedChange):
+    """One or two changes, and their savings. Bytes."""
+
     allocated: int  # estimated peak
     saved: int  # reduction of the estimated peak
     needed: int  # according to the judge
     fits: bool | None  # None if there is no limit
-    spec: Spec  # the changed run
+
+
+class _LeverPair(NamedTuple):
+    """Pairs of changes of two levers; a pair is numbered by its step of each lever."""
+
+    levers: tuple[str, str]
+    pairs: dict[tuple[int, int], tuple[ChangeCandidate, ChangeCandidate]]
+    weak: list[tuple[int, int]]  # pairs that do not fit, nor do pairs of steps that are as mild or milder
+    open: dict[tuple[int, int], Spec]  # the runs of the pairs that may fit, of equal ones the mildest first
 
 
 class ChangeSearch:
@@ -94,53 +111,95 @@ class ChangeSearch:
         several = base is not None and base.parallelism.ranks > 1
         for result in RESULTS:
             paired = set(free)
-            for change in self._of_kind(result, [*levers.values()], free, more_gpus_twice=not several):
-                if paired.isdisjoint(change.levers) and len(paired) < len(free) + 2 * MOST_PAIRS:
-                    found.append(change)
-                    paired.update(change.levers)
+            most = len(free) + 2 * MOST_PAIRS
+            for change in self._of_kind(result, [*levers.values()], paired, more_gpus_twice=not several):
+                found.append(change)
+                paired.update(change.levers)
+                if len(paired) >= most:
+                    break
             if result == SAME:
                 free = paired
         return found
 
     def _of_kind(
         self, result: str, levers: list[list[ChangeCandidate]], passed: set[str], *, more_gpus_twice: bool
-    ) -> list[SuggestedChange]:
-        """Return the mildest pair of each two levers with this kind of result, the cheapest first."""
-        found = []
-        for one, other in combinations(levers, 2):
+    ) -> Iterator[SuggestedChange]:
+        """Yield the mildest pair of each two levers with this kind of result, the cheapest first.
+
+        Two levers are judged when no other pair can be cheaper, because a verdict takes much longer than a price.
+
+        Args:
+            result: the kind of result.
+            levers: the candidates of each lever.
+            passed: levers to skip, to which the caller may add.
+            more_gpus_twice: whether both changes may add GPUs.
+        """
+        waiting: list[tuple[tuple[float, ...], int, _LeverPair | SuggestedChange]] = []
+        for number, (one, other) in enumerate(combinations(levers, 2)):
             kinds = (one[0].result, other[0].result)
             if kinds == (MORE_GPUS, MORE_GPUS) and not more_gpus_twice:
                 continue
             if max(kinds, key=RESULTS.index) == result and passed.isdisjoint((one[0].lever, other[0].lever)):
-                change = self._mildest((one, other))
-                if change is not None:
-                    found.append(change)
-        return sorted(found, key=self._price)
+                both = self._lever_pair(one, other)
+                if both.open:
+                    prices = (self._price(self._proposed(both.pairs[steps], run)) for steps, run in both.open.items())
+                    waiting.append((min(prices), number, both))
+        heapify(waiting)
+        while waiting:
+            _, number, first = waiting[0]
+            if not passed.isdisjoint(first.levers):
+                heappop(waiting)
+            elif isinstance(first, SuggestedChange):
+                heappop(waiting)
+                yield first
+            else:
+                change = self._mildest(first)
+                if change is None:
+                    heappop(waiting)
+                else:
+                    heapreplace(waiting, (self._price(change), number, change))
 
-    def _mildest(self, levers: tuple[list[ChangeCandidate], list[ChangeCandidate]]) -> SuggestedChange | None:
-        """Return the mildest pair that fits, the cheapest of equally mild ones.
-
-        The strongest pair is tried first: if it does not fit, milder ones are skipped.
-        """
-        pairs = {steps: pair for steps, pair in _pairs_of(levers) if _apart(pair)}
-        weak: list[tuple[int, int]] = []
+    def _lever_pair(self, one: list[ChangeCandidate], other: list[ChangeCandidate]) -> _LeverPair:
+        """Return the pairs of two levers; the strongest are excluded until one is not hopeless."""
+        pairs = {steps: pair for steps, pair in _pairs_of((one, other)) if _apart(pair)}
+        both = _LeverPair((one[0].lever, other[0].lever), pairs, [], {})
         for steps in reversed(pairs):
-            if _within(steps, weak):
+            if _within(steps, both.weak):
                 continue
             spec = self._loaded(pairs[steps])
             if spec is None:
                 continue  # invalid, but a milder change may be valid
-            if self._fitting(pairs[steps], spec) is not None:
+            if not both.open and self._hopeless(spec):
+                both.weak.append(steps)
+            else:
+                both.open[steps] = spec
+        return both
+
+    def _mildest(self, both: _LeverPair) -> SuggestedChange | None:
+        """Return the mildest pair that fits, the cheapest of equally mild ones.
+
+        The strongest pair is tried first: if it does not fit, milder ones are skipped.
+        """
+        weak, known = [*both.weak], dict[tuple[int, int], SuggestedChange | None]()
+
+        def fitting(steps: tuple[int, int]) -> SuggestedChange | None:
+            if steps not in known:
+                known[steps] = self._fitting(both.pairs[steps], both.open[steps])
+            return known[steps]
+
+        for steps in both.open:
+            if _within(steps, weak):
+                continue
+            if fitting(steps) is not None:
                 break
             weak.append(steps)
         else:
             return None
         found: list[tuple[int, SuggestedChange]] = []
-        for steps in sorted(pairs, key=sum):
+        for steps in sorted((steps for steps in both.pairs if steps in both.open), key=sum):
             if found and sum(steps) > found[0][0]:
                 break
-            spec = None if _within(steps, weak) else self._loaded(pairs[steps])
-            change = None if spec is None else self._fitting(pairs[steps], spec)
+            change = None if _within(steps, weak) else fitting(steps)
             if change is not None:
                 found.append((sum(steps), change))
         return min((change for _, change in found), key=self._price)
@@ -172,17 +231,27 @@ class ChangeSearch:
         needed, fits = self._judge(result)
         allocated = result.ledger.peak_bytes
         return SuggestedChange(
-            levers=tuple(part.lever for part in parts),
-            overrides=self._overrides(parts),
-            cost="; ".join(dict.fromkeys(part.cost for part in parts if part.cost != NONE)) or NONE,
-            result=max((part.result for part in parts), key=RESULTS.index),
-            costly_changes=sum(part.result != SAME for part in parts),
+            **self._words(parts),
+            spec=result.spec,
             allocated=allocated,
             saved=self._peak - allocated,
             needed=needed,
             fits=fits,
-            spec=result.spec,
         )
+
+    def _proposed(self, parts: tuple[ChangeCandidate, ...], spec: Spec) -> ProposedChange:
+        """Return the changes without an estimate."""
+        return ProposedChange(**self._words(parts), spec=spec)
+
+    def _words(self, parts: tuple[ChangeCandidate, ...]) -> dict[str, Any]:
+        """Return the fields of a change that do not depend on its run."""
+        return {
+            "levers": tuple(part.lever for part in parts),
+            "overrides": self._overrides(parts),
+            "cost": "; ".join(dict.fromkeys(part.cost for part in parts if part.cost != NONE)) or NONE,
+            "result": max((part.result for part in parts), key=RESULTS.index),
+            "costly_changes": sum(part.result != SAME for part in parts),
+        }
 
     def _overrides(self, parts: tuple[ChangeCandidate, ...]) -> tuple[str, ...]:
         """Return all `--set` overrides of the changed run, each field once."""

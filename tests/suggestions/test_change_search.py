@@ -215,3 +215,33 @@ def test_changes_that_shard_over_the_existing_ranks(
     assert any(
         all(getattr(change.spec.parallelism, field) == value for field, value in expected.items()) for change in same
     )
+
+
+def test_pairs_are_judged_in_the_order_of_their_price() -> None:
+    """The first pair of a kind needs fewer verdicts than all pairs of it."""
+    name, overrides, card = RUNS[0]
+    spec = memcalc.load(name, *overrides, gpu=card)
+    judged: list[Spec] = []
+
+    def counted(result: Result) -> tuple[int, bool | None]:
+        judged.append(result.spec)
+        return by_verdict(result)
+
+    lazy = ChangeSearch(run_of(name, *overrides, gpu=card, verb="fit"), candidates(spec), 0, counted, is_hopeless)
+    enough = {candidate.lever for candidate, change in lazy._possible if change.fits}
+    levers = [
+        [candidate for candidate, _ in lazy._possible if candidate.lever == lever]
+        for lever in {candidate.lever: None for candidate, _ in lazy._possible}
+        if lever not in enough
+    ]
+    counts: list[tuple[int, int]] = []  # judged for the first pair, and for all
+    for result in RESULTS:
+        before = len(judged)
+        first, begun = next(lazy._of_kind(result, levers, set(), more_gpus_twice=True), None), len(judged)
+        every = [*lazy._of_kind(result, levers, set(), more_gpus_twice=True)]
+        prices = [lazy._price(change) for change in every]
+        assert prices == sorted(prices)
+        assert first == (every[0] if every else None)
+        counts.append((begun - before, len(judged) - begun))
+    some, all_of_them = map(sum, zip(*counts, strict=True))
+    assert some < all_of_them
