@@ -68,7 +68,7 @@ def complaints(seed: int, samples: int, folder: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("samples", [6, pytest.param(12, marks=pytest.mark.long)])
+@pytest.mark.parametrize("samples", [3, pytest.param(12, marks=pytest.mark.long)])
 def test_some_command_lines(samples: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 

@@ -133,8 +133,9 @@ def test_nothing_to_recompute_and_not_enough() -> None:
 
     assert none is not None
     assert none.recompute == "none"
-    small = memcalc.fit("llama-3.2-1b", "recipe=mixed-16", gpu="t4", minimize="recompute")
-    full = memcalc.estimate("llama-3.2-1b", "recipe=mixed-16", "recompute=full", gpu="t4")
+    run = ("llama-3.2-1b", "l=10", "recipe=mixed-16")
+    small = memcalc.fit(*run, gpu="t4", minimize="recompute")
+    full = memcalc.estimate(*run, "recompute=full", gpu="t4")
 
     assert small.least_recompute is None
     assert not small.fits

@@ -59,7 +59,7 @@ def test_what_is_printed_can_be_pasted(name: str, words: tuple[str, ...], card: 
 @pytest.mark.parametrize(
     ("name", "words", "card", "gpus"),
     [
-        ("llama-3-8b", ("implementation=huggingface",), "l4", None),
+        ("llama-3-8b", ("l=12", "implementation=huggingface"), "l4", None),
         pytest.param(
             *("llama-2-13b", ("implementation=huggingface", "data_parallel=64"), "a100-40gb", None),
             marks=pytest.mark.long,
@@ -76,7 +76,7 @@ def test_defaults_that_move_with_a_change(name: str, words: tuple[str, ...], car
 
 
 def test_changes_of_the_run_with_all_layers_recomputed() -> None:
-    words = ("recipe=mixed-16",)
+    words = ("l=10", "recipe=mixed-16")
     answer = memcalc.fit("llama-3.2-1b", *words, gpu="t4", minimize="recompute")
 
     assert answer.smallest_changes
