@@ -44,8 +44,9 @@ lint: $(FULL) ## Lint, and check the formatting
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 
+# In one process: on a busy machine mypy's workers do not start within its three seconds, which ends it.
 types: $(FULL) ## Check the types
-	$(BIN)/mypy --num-workers 2
+	$(BIN)/mypy
 
 pytest: $(FULL) .venv-null ## Tests only, without the long ones
 	$(BIN)/python -m pytest -m "not long" $(WORKERS)

@@ -65,14 +65,14 @@ def _traced(name: str, dtype: str) -> dict[str, Any]:
 
     import memcalc
 
-    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
     started = time.perf_counter()
     record: dict[str, Any] = {"family": name, "dtype": dtype}
     try:
         config = transformers.CONFIG_MAPPING[name]()
         with torch.device("meta"):
-            module = transformers.AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))  # type: ignore[no-untyped-call]
+            module = transformers.AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
     except Exception as error:  # noqa: BLE001 -- whatever a family's code may raise is its reason
         return record | {"outcome": "not instantiated", "reason": reason(error)}
     record |= {"class": type(module).__name__, "parameters": sum(p.numel() for p in module.parameters())}

@@ -148,21 +148,21 @@ def loaded(config: dict[str, Any], choice: dict[str, Any]) -> Any:
         "attn_implementation": "eager" if choice["attention"] == "eager" else "sdpa",
     }
     if choice["quantization"] != "none":
-        in_4_bits = transformers.BitsAndBytesConfig(  # type: ignore[no-untyped-call]
+        in_4_bits = transformers.BitsAndBytesConfig(
             load_in_4bit=True,
             bnb_4bit_quant_type=choice["quantization"],
             bnb_4bit_compute_dtype=None if choice["compute_dtype"] is None else dtypes[choice["compute_dtype"]],
         )
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "config.json").write_text(json.dumps(config))
-            return transformers.AutoModelForCausalLM.from_pretrained(  # type: ignore[no-untyped-call]
+            return transformers.AutoModelForCausalLM.from_pretrained(
                 folder, quantization_config=in_4_bits, device_map={"": 0}, **given
             ).eval()
     if config["model_type"] == "gpt_neo":
         config["attention_types"] = [[["global", "local"], config["num_layers"] // 2]]
     made = transformers.CONFIG_MAPPING[config["model_type"]](**{k: v for k, v in config.items() if k != "model_type"})
     with torch.device("meta"):  # as from_pretrained builds it: no weight exists before it is loaded
-        model = transformers.AutoModelForCausalLM.from_config(made, **given)  # type: ignore[no-untyped-call]
+        model = transformers.AutoModelForCausalLM.from_config(made, **given)
     return placed(model, torch.device("cuda")).eval()  # tied weights once, as from_pretrained allocates them
 
 

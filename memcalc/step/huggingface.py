@@ -63,9 +63,7 @@ def build_huggingface(spec: Spec, place: torch.device, device: torch.device) -> 
     automatic = transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
     with place:
         try:
-            module = automatic.from_config(  # type: ignore[no-untyped-call]
-                config, dtype=weight_dtype(training), attn_implementation=kernel
-            )
+            module = automatic.from_config(config, dtype=weight_dtype(training), attn_implementation=kernel)
         except Exception as error:
             if kernel == "eager" or not isinstance(error, ValueError):
                 if spec.model.transformers_config is not None:

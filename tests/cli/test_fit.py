@@ -59,13 +59,13 @@ def test_one_quantity_alone(run: Callable[..., Run]) -> None:
 
 
 def test_no_is_an_answer_with_its_own_code(run: Callable[..., Run]) -> None:
-    large = ("llama-3-8b", "--set", "num_layers=4", "--set", "recipe=mixed-16", "--gpu", "t4")
+    large = ("llama-3-8b", "--set", "num_layers=2", "--set", "recipe=mixed-16", "--gpu", "t4")
     assert run("fit", *large, "--maximize", "micro_batch_size").code == 1
     assert run("fit", *large).code == 1
     code, found = document(run, *large, "--minimize", "recompute")
     assert (code, found["fits"], found["minima"]["recompute"]) == (1, False, None)
     needed = found["minima"]["all_recomputed"]["device_bytes"]
-    recomputed = memcalc.estimate("llama-3-8b", "num_layers=4", "recipe=mixed-16", "recompute=full", gpu="t4")
+    recomputed = memcalc.estimate("llama-3-8b", "num_layers=2", "recipe=mixed-16", "recompute=full", gpu="t4")
     assert needed == recomputed.headline.device_bytes
     assert found["nearest"]
     out = run("fit", *large, "--maximize", "sequence_length").out
@@ -73,7 +73,8 @@ def test_no_is_an_answer_with_its_own_code(run: Callable[..., Run]) -> None:
 
 
 def test_what_does_not_fit_as_it_is_but_on_a_layout_is_a_yes(run: Callable[..., Run]) -> None:
-    code, found = document(run, "llama-3-8b", "--gpu", "h100-80gb", "--gpus", "8", *FEW_LAYOUTS)
+    half = ("llama-3-8b", "--set", "num_layers=16", "--set", "recipe=mixed-16", "--gpu", "h100-80gb")
+    code, found = document(run, *half, "--gpus", "8", *FEW_LAYOUTS)
 
     assert code == 0
     assert found["as_it_is"]["fits"] is False
@@ -239,7 +240,7 @@ def test_a_layout_is_written_as_another_programs_file(
     Programs of Accelerate reduce gradients once a step, and memcalc's own step after each micro-batch.
     """
     monkeypatch.chdir(tmp_path)
-    words = (*SMALL, "--gpus", "4", "--write", "run.yaml", "--as", "accelerate")
+    words = (*SMALL, "--gpus", "4", *FEW_LAYOUTS, "--write", "run.yaml", "--as", "accelerate")
 
     screen = run("fit", *words).out
     code, found = document(run, *words)

@@ -102,7 +102,7 @@ def test_two_changes_where_one_is_not_enough() -> None:
 
 def test_changes_that_the_run_contradicts_are_not_offered() -> None:
     one_gpu = {lever for change in explained("22.00").changes for lever in change.levers}
-    sharded = ("gpt2-large", ("b=8", "recipe=mixed-16", "data_parallel=8", "zero_stage=1"))
+    sharded = ("gpt2-large", ("l=6", "b=8", "recipe=mixed-16", "data_parallel=8", "zero_stage=1"))
     many = {lever for change in explained("22.00", run=sharded).changes for lever in change.levers}
 
     assert "shard more" not in one_gpu
@@ -112,7 +112,7 @@ def test_changes_that_the_run_contradicts_are_not_offered() -> None:
 
 
 def test_without_figures_the_gpu_is_the_budget() -> None:
-    spec = load("gpt2-large", ["b=8"], gpu="v100-16gb")
+    spec = load("gpt2-large", ["l=2", "b=8"], gpu="v100-16gb")
     found = diagnose("a.log", io.BytesIO(b"RuntimeError: CUDA error: out of memory\n"), written_out(spec)).explained
 
     assert found is not None

@@ -30,6 +30,7 @@ SLOW = {
     ),
     *(
         "fit.md",
+        "oom.md",
         "questions.md",
         "families.md",
         "trace.md",

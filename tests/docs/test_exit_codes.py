@@ -16,6 +16,7 @@ from memcalc.cli.app import BUG, INTERRUPTED
 from memcalc.cli.dry_run import TIMED_OUT
 from memcalc.cli.signals import _ENDING
 from memcalc.errors import MemcalcError
+from tests.sources import tree_of
 
 ROOT = Path(__file__).parents[2]
 SECTION = (ROOT / "docs" / "reference" / "exit-codes.md").read_text()
@@ -92,7 +93,7 @@ def test_every_reason_of_exit_code_3_is_listed() -> None:
     found = {
         str(path.relative_to(package))
         for path in package.rglob("*.py")
-        if path.name != "errors.py" and makes(ast.parse(path.read_text()))
+        if path.name != "errors.py" and makes(tree_of(path))
     }
 
     assert found == set(REASONS)

@@ -9,6 +9,7 @@ import pytest
 import memcalc
 from memcalc.layout.symbols import MEANINGS
 from memcalc.spec.presets import preset_names
+from tests.sources import tree_of
 from tests.thinning import quick_every
 from tools.formulas import cited_by, kept_sum
 from tools.polynomial import ZERO, axes_product
@@ -31,7 +32,7 @@ TEXT = (ROOT / "docs" / "explanations" / "formulas.md").read_text()
     ],
 )
 def test_every_function_appears(module: str) -> None:
-    tree = ast.parse((ROOT / "memcalc" / f"{module}.py").read_text())
+    tree = tree_of(ROOT / "memcalc" / f"{module}.py")
     functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name[0] != "_"]
 
     assert functions

@@ -81,12 +81,14 @@ def pairs() -> list[tuple[str, str]]:
 
 @cache
 def quick_pairs() -> set[tuple[str, str]]:
-    """Each run of QUICK as a file of two programs, each time of others."""
+    """Each run of QUICK as a file of one program, and each program once, as far as these runs allow."""
     quick: set[tuple[str, str]] = set()
-    for at, name in enumerate(QUICK):
-        able = [pair for pair in pairs() if pair[0] == name]
-        quick |= {able[at % len(able)], able[(at + 1) % len(able)]}
-    return quick
+    for name in QUICK:
+        able = [program for run_name, program in pairs() if run_name == name]
+        fresh = [program for program in able if program not in {program for _, program in quick}]
+        quick |= {(name, (fresh or able)[0])}
+    missing = set(PROGRAMS) - {program for _, program in quick}
+    return quick | {next(pair for pair in pairs() if pair[1] == program) for program in missing}
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ from memcalc.errors import MOST_ERRORS
 from tests.fuzz.damage import damaged
 from tests.fuzz.formats import FORMATS, Answer
 from tests.fuzz.test_fuzz import NoAnswer, time_limit
+from tests.importers.cases import CASES
+from tests.thinning import quick_every
 
 SECONDS = 20.0  # of this process's time; the bar for what may be called a hang
 CODES = {0, 1, 2}
@@ -70,7 +72,12 @@ def complaints(name: str, seed: int, samples: int, folder: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("name", FORMATS)
+# Files of frameworks are also read by tests/importers: a sample of them.
+OTHERS = [name for name in FORMATS if name.removesuffix(" file") not in CASES]
+QUICK = [*OTHERS, *quick_every(4, [name for name in FORMATS if name not in OTHERS])]
+
+
+@pytest.mark.parametrize("name", QUICK)
 def test_the_whole_file_is_read(name: str, tmp_path: Path) -> None:
     """A fuzzer that begins with a file that is refused tests nothing."""
     path = tmp_path / FORMATS[name].name
@@ -80,7 +87,7 @@ def test_the_whole_file_is_read(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mutations", [1, pytest.param(3, marks=pytest.mark.long)])
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", QUICK)
 def test_a_few_damaged_files(name: str, mutations: int, tmp_path: Path) -> None:
     assert complaints(name, 1, mutations, tmp_path) == []
 

@@ -10,7 +10,7 @@ import pytest
 
 import memcalc
 from memcalc.errors import InputError, OutOfMemory
-from memcalc.nullcuda.result import DONE, OUT_OF_MEMORY
+from memcalc.nullcuda.result import DONE, FAILED, OUT_OF_MEMORY
 from tests.nullcuda.functions import fail, hold, leave
 
 GIB = 2**30
@@ -50,6 +50,14 @@ def test_an_unknown_gpu_is_refused_at_once() -> None:
 
 
 def test_a_command_is_a_verb_too(dry_run_here: Path, null_python: str) -> None:
+    """Without torch, which takes seconds to import."""
+    run = memcalc.dry_run([null_python, "-c", "raise SystemExit(7)"], gpu="t4")
+
+    assert (run.outcome, run.exit_code, run.gpu.name) == (FAILED, 7, "t4")
+
+
+@pytest.mark.long
+def test_a_command_of_torch_is_a_verb_too(dry_run_here: Path, null_python: str) -> None:
     (dry_run_here / "script.py").write_text("import torch; torch.empty(1 << 30, dtype=torch.uint8, device='cuda')")
 
     run = memcalc.dry_run([null_python, "script.py"], gpu="t4")

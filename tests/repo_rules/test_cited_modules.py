@@ -6,6 +6,8 @@ import ast
 import re
 from pathlib import Path
 
+from tests.sources import tree_of
+
 PACKAGE = Path(__file__).parents[2] / "memcalc"
 CITED = re.compile(r"(?<![\w/.])((?:[a-z_0-9]+/)+[a-z_0-9]+\.py)\b")
 OTHERS = ("data/data_collator.py", "data/processor/supervised.py", "generation/utils.py")  # of other projects
@@ -16,7 +18,7 @@ def cited() -> dict[str, str]:
     folders = {path.name for path in PACKAGE.iterdir() if path.is_dir()}
     found: dict[str, str] = {}
     for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 names = (name.removeprefix("memcalc/") for name in CITED.findall(node.value))
                 found |= {name: path.name for name in names if name.partition("/")[0] in folders}

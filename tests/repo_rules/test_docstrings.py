@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.sources import tree_of
+
 PACKAGE = Path(__file__).parents[2] / "memcalc"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
@@ -33,12 +35,11 @@ def undocumented(tree: ast.Module) -> Iterator[str]:
 @pytest.mark.parametrize("part", sorted({path.relative_to(PACKAGE).parts[0] for path in MODULES}))
 def test_public_names_have_docstrings(part: str) -> None:
     """Of the modules of a package; empty ones have none."""
-    sources = {path: path.read_text() for path in MODULES if path.relative_to(PACKAGE).parts[0] == part}
     missing = [
         f"{path.relative_to(PACKAGE)}: {name}"
-        for path, source in sources.items()
-        if source.strip()
-        for name in undocumented(ast.parse(source))
+        for path in MODULES
+        if path.relative_to(PACKAGE).parts[0] == part and path.read_text().strip()
+        for name in undocumented(tree_of(path))
     ]
 
     assert missing == []

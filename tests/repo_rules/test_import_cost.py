@@ -44,7 +44,7 @@ def loaded(*arguments: str, statement: str = COMMAND) -> set[str]:
         pytest.param(["estimate", "--help"], marks=pytest.mark.long),
         pytest.param(["estimate", "gpt3.yaml"], marks=pytest.mark.long),
         ["estimate", "gpt3.yaml", "--format", "json"],
-        ["check", "configs", "--gpu", "h100-80gb"],
+        ["check", "configs/gpt2.yaml", "configs/mixtral-8x7b.yaml", "--gpu", "h100-80gb"],
         ["oom", "docs/examples/oom.log", "--config", "gpt2"],
         ["fit", "gpt2", "--gpu", "h100-80gb"],
         ["replay", "tests/snapshots/recorded/training-2.13.0.pickle.gz"],

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.sources import tree_of
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "memcalc"
 
@@ -120,7 +122,7 @@ def imports() -> Iterator[Import]:
     children = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or path.is_dir()}
     for path in sorted(PACKAGE.rglob("*.py")):
         importer = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-        for node in statements(ast.parse(path.read_text())):
+        for node in statements(tree_of(path)):
             where = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
             if isinstance(node, ast.Import):
                 targets = [alias.name for alias in node.names]

@@ -4,6 +4,8 @@ import ast
 from collections import defaultdict
 from pathlib import Path
 
+from tests.sources import tree_of
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "memcalc"
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
@@ -26,7 +28,7 @@ def classes() -> dict[str, list[str]]:
     """Where each class is defined, nested ones included."""
     found: dict[str, list[str]] = defaultdict(list)
     for path in MODULES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.ClassDef):
                 found[node.name].append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
     return found

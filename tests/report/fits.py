@@ -40,7 +40,7 @@ CASES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
     ),
     "not_even_full": ("llama-3.2-1b", (*ON_A_T4, "recipe=mixed-16"), {"gpu": "t4", "minimize": "recompute"}),
     "parameters": ("gpt2", ("recipe=amp",), {"gpu": "rtx-4090", "maximize": "parameters"}),
-    "changes": ("llama-3-8b", ("finetune=lora",), {"gpu": "rtx-4090"}),
+    "changes": ("llama-3-8b", ("l=8", "b=4", "finetune=lora"), {"gpu": "rtx-4090"}),
     "batch": ("gpt2", ON_A_T4, {"gpu": "t4", "maximize": "micro_batch_size"}),
     "none_at_a_price": ("llama-3-70b", (), {"minimize": "cost", "gpus": 2, "prices": {"t4": 0.1}}),
 }

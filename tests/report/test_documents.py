@@ -17,7 +17,7 @@ SMALL = ["--set", "l=2", "--set", "d=64", "--set", "h=4", "--set", "V=128", "--s
 
 COMMANDS = {
     "everything that fits": ("fit", ["fit", "gpt2", *SMALL, "--gpu", "t4", "--gpus", "2"]),
-    "nothing fits as it is": ("fit", ["fit", "llama-3-8b", "--gpu", "t4", "--gpus", "1"]),
+    "nothing fits as it is": ("fit", ["fit", "llama-3-8b", "--set", "l=2", "--gpu", "t4", "--gpus", "1"]),
     "fewest cards": ("fit", ["fit", "gpt2", *SMALL, "--gpu", "t4", "--minimize", "gpus"]),
     "smallest card": ("fit", ["fit", "gpt2", *SMALL, "--gpu", "t4", "--minimize", "gpu_kind"]),
     "least recomputation": ("fit", ["fit", "gpt2", *SMALL, "--gpu", "t4", "--minimize", "recompute"]),

@@ -65,8 +65,12 @@ def screen(diagnosis: Diagnosis, width: int = 80, **options) -> str:
     return file.getvalue()
 
 
+# Long: changes of a run on eight GPUs are replayed for ten seconds; those of a run on one are quick.
+SCREENS = [pytest.param(name, marks=pytest.mark.long if name == "full_with_config" else ()) for name in CASES]
+
+
 @pytest.mark.parametrize("width", [80, 120])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", SCREENS)
 def test_screens(name: str, width: int, golden: Golden) -> None:
     text = screen(diagnosis_of(name), width)
 
@@ -92,7 +96,7 @@ def test_the_verdict_has_the_figures() -> None:
     assert "LARGER THAN THE DEVICE: 21.95 GiB does not fit into 15.48 GiB" in screen(diagnosis_of("compiled"), 200)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", SCREENS)
 def test_color_changes_no_letter(name: str) -> None:
     file = io.StringIO()
     console = Console(file=file, width=80, force_terminal=True, color_system="standard", highlight=False)

@@ -73,7 +73,7 @@ class Watcher:
 
 def test_a_search_for_layouts_tells_how_many_are_done() -> None:
     watcher = Watcher()
-    memcalc.fit("gpt2", gpu="h100-80gb", gpus=4, progress=watcher)
+    memcalc.fit("gpt2", "l=2", gpu="h100-80gb", gpus=4, progress=watcher)
 
     counts = [done for done, _ in watcher.told["layouts over 4 GPUs"]]
     assert counts == list(range(len(counts)))

@@ -59,7 +59,7 @@ def test_what_is_printed_can_be_pasted(name: str, words: tuple[str, ...], card: 
 @pytest.mark.parametrize(
     ("name", "words", "card", "gpus"),
     [
-        ("llama-3-8b", ("implementation=huggingface",), "l4", None),
+        ("llama-3-8b", ("l=12", "implementation=huggingface"), "l4", None),
         pytest.param(
             *("llama-2-13b", ("implementation=huggingface", "data_parallel=64"), "a100-40gb", None),
             marks=pytest.mark.long,
@@ -76,11 +76,20 @@ def test_defaults_that_move_with_a_change(name: str, words: tuple[str, ...], car
 
 
 def test_changes_of_the_run_with_all_layers_recomputed() -> None:
-    words = ("recipe=mixed-16",)
+    """The run does not fit either: `recompute` says so, with what it needs then."""
+    words = ("l=10", "recipe=mixed-16")
     answer = memcalc.fit("llama-3.2-1b", *words, gpu="t4", minimize="recompute")
+    full = memcalc.estimate("llama-3.2-1b", *words, "recompute=full", gpu="t4")
 
+    assert answer.least_recompute is None
+    assert not answer.fits
+    assert answer.all_recomputed is not None
+    assert answer.all_recomputed.headline.device_bytes == full.headline.device_bytes
     assert answer.smallest_changes
-    assert all("training.recompute=full" in found.change.overrides for found in answer.smallest_changes)
+    for found in answer.smallest_changes:
+        assert "training.recompute=full" in found.change.overrides
+        assert found.change.spec.training.recompute == "full"
+        assert found.change.fits
     pasted_as_promised(answer, "llama-3.2-1b", words, "t4")
 
 

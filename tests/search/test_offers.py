@@ -17,7 +17,7 @@ from memcalc.spec.hardware.interconnect import system_of
 from tests.cli.conftest import Run, run  # noqa: F401 -- the fixture that runs a command
 
 PRICES = {"h100-80gb": 2.10, "rtx-4090": 0.40, "t4": 0.10}
-RUN = ("llama-3.2-3b", "recipe=mixed-16")
+RUN = ("llama-3.2-3b", "l=10", "recipe=mixed-16")
 
 
 def test_costs_are_prices_times_gpus_times_seconds() -> None:

@@ -18,7 +18,7 @@ NOTHING: frozenset[str] = frozenset()
     ("name", "overrides", "gpus", "gpu", "every"),
     [
         pytest.param("gpt2-xl", ("attention=eager", "b=2"), 4, "rtx-4090", 3, marks=pytest.mark.long),
-        ("llama-3.2-1b", ("s=8192",), 4, "l40s", 7),  # with layouts of each engine
+        ("llama-3.2-1b", ("l=8", "s=8192"), 4, "rtx-4090", 7),  # with layouts of each engine
         pytest.param("llama-3.2-1b", ("s=8192",), 4, "l40s", 3, marks=pytest.mark.long),
         pytest.param("granite-3.0-1b-a400m", ("b=4",), 4, "rtx-4090", 3, marks=pytest.mark.long),
         ("gpt2-large", ("b=4",), 1, "rtx-4090", 1),

@@ -21,6 +21,7 @@ from memcalc.simulation.simulated_run import run_requests, simulate, unsupported
 from memcalc.spec.spec import Spec
 from memcalc.stream.requests import RequestInterval
 from tests.sharding.live_storages import live_at_the_end
+from tests.thinning import quick_every
 
 LAYERS, WIDTH, VOCAB, LENGTH, BATCH = 4, 256, 8192, 512, 2
 HIDDEN = 2 * BATCH * LENGTH * WIDTH  # bytes of the hidden states of a micro-batch in 16 bits
@@ -158,7 +159,9 @@ def recorded() -> list[dict[str, Any]]:
     return [record for path in paths for record in read_records(path)]
 
 
-@pytest.mark.parametrize("record", recorded(), ids=lambda each: f"{each['family']}-{each['seed']}-{each['number']}")
+@pytest.mark.parametrize(
+    "record", quick_every(3, recorded()), ids=lambda each: f"{each['family']}-{each['seed']}-{each['number']}"
+)
 def test_recorded_stages(record: dict[str, Any]) -> None:
     """Each rank reserves what is replayed, to the byte."""
     with tempfile.TemporaryDirectory() as folder:

@@ -16,10 +16,10 @@ from memcalc.verdict.judge import judge
 from tests.thinning import quick_every
 
 RUNS = [
-    ("gpt2-large", ("b=8", "recipe=amp", "attention=eager"), "rtx-4090"),
+    ("gpt2-large", ("l=12", "b=24", "recipe=amp", "attention=eager"), "rtx-4090"),
     ("llama-3-8b", ("b=3", "recipe=pure"), "h100-80gb"),
     ("llama-3-8b", ("data_parallel=8", "recipe=mixed-16", "s=8192"), "a100-40gb"),
-    ("gpt2-large", ("tensor_parallel=2", "b=16"), "v100-16gb"),
+    ("gpt2-large", ("l=12", "tensor_parallel=2", "b=48"), "v100-16gb"),
     ("llama-3-8b", ("implementation=huggingface",), "l4"),  # adapters move the recipe that is taken by default
 ]
 
@@ -47,7 +47,7 @@ def pairs(name: str, overrides: tuple[str, ...], card: str) -> list[SuggestedCha
     return finder(name, overrides, card).pairs()
 
 
-@pytest.mark.parametrize(("name", "overrides", "card"), quick_every(3, RUNS, unpack=True))
+@pytest.mark.parametrize(("name", "overrides", "card"), quick_every(len(RUNS), RUNS, unpack=True))
 def test_each_is_what_the_estimate_says(name: str, overrides: tuple[str, ...], card: str) -> None:
     """Written after the run's own --set, each gives the run that was estimated."""
     found = finder(name, overrides, card)
@@ -68,7 +68,7 @@ def test_each_is_what_the_estimate_says(name: str, overrides: tuple[str, ...], c
         assert change.result in RESULTS
 
 
-@pytest.mark.parametrize(("name", "overrides", "card"), quick_every(3, RUNS, unpack=True))
+@pytest.mark.parametrize(("name", "overrides", "card"), quick_every(len(RUNS), RUNS, unpack=True))
 def test_neither_half_of_a_pair_is_enough(name: str, overrides: tuple[str, ...], card: str) -> None:
     found = finder(name, overrides, card)
     enough = {change.levers[0] for change in found.singles() if change.fits}
@@ -91,7 +91,7 @@ def test_of_one_lever_the_mildest() -> None:
     ).fits
 
 
-@pytest.mark.parametrize(("name", "overrides", "card"), quick_every(3, RUNS, unpack=True))
+@pytest.mark.parametrize(("name", "overrides", "card"), quick_every(len(RUNS), RUNS, unpack=True))
 def test_the_same_result_means_the_same_sequences_a_step(name: str, overrides: tuple[str, ...], card: str) -> None:
     found = finder(name, overrides, card)
     before = sequences(memcalc.load(name, *overrides, gpu=card))
@@ -164,7 +164,7 @@ def test_offload_is_not_the_only_way_to_shard_more() -> None:
     assert ("recompute all", "shard more") in {change.levers for change in pairs(*run)}
 
 
-@pytest.mark.parametrize(("name", "overrides", "card"), quick_every(3, RUNS, unpack=True))
+@pytest.mark.parametrize(("name", "overrides", "card"), quick_every(len(RUNS), RUNS, unpack=True))
 def test_no_lever_twice_in_a_kind(name: str, overrides: tuple[str, ...], card: str) -> None:
     found = pairs(name, overrides, card)
     for kind in RESULTS:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import groupby
+from itertools import groupby, product
 from typing import Any
 
 import pytest
@@ -43,19 +43,30 @@ def in_order(recorded: list[Event]) -> list[Event]:
     return found
 
 
-@pytest.mark.parametrize("model", [GPT, LLAMA], ids=["gpt", "llama"])
+SETTINGS = [
+    ("recipe=pure", "training.attention=eager", "training.dropout=0.1"),
+    ("recipe=mixed-18", "training.recompute=selective", "training.attention=eager"),
+    ("recipe=amp", "training.gradient_accumulation_steps=3"),
+    ("recipe=pure", "training.optimizer=adafactor", "training.optimizer_implementation=for-loop"),
+]
+LONG_SETTINGS = [
+    ("recipe=pure", "training.attention=eager", "training.recompute=full"),
+    ("recipe=mixed-20", "training.optimizer=sgd", "training.zero_grad=zero"),
+    ("recipe=fp32", "training.dtype=fp32", "training.optimizer=momentum"),
+]
+
+
 @pytest.mark.parametrize(
-    "settings",
+    ("model", "settings"),
     [
-        ("recipe=pure", "training.attention=eager", "training.dropout=0.1"),
-        pytest.param(("recipe=pure", "training.attention=eager", "training.recompute=full"), marks=pytest.mark.long),
-        ("recipe=mixed-18", "training.recompute=selective", "training.attention=eager"),
-        ("recipe=amp", "training.gradient_accumulation_steps=3"),
-        pytest.param(("recipe=mixed-20", "training.optimizer=sgd", "training.zero_grad=zero"), marks=pytest.mark.long),
-        pytest.param(("recipe=fp32", "training.dtype=fp32", "training.optimizer=momentum"), marks=pytest.mark.long),
-        ("recipe=pure", "training.optimizer=adafactor", "training.optimizer_implementation=for-loop"),
+        *(  # quick: each setting on one of the models in turn
+            pytest.param(model, settings, marks=() if at % 2 == turn else pytest.mark.long)
+            for at, settings in enumerate(SETTINGS)
+            for turn, model in enumerate((GPT, LLAMA))
+        ),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in product((GPT, LLAMA), LONG_SETTINGS)),
     ],
-    ids=str,
+    ids=lambda words: " ".join(words[-3:]),
 )
 def test_fake_and_real_cpu_record_the_same_events(model: tuple[str, ...], settings: tuple[str, ...]) -> None:
     """Two steps: operators, bytes, order, modules, lines, components."""

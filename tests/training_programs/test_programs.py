@@ -222,11 +222,19 @@ def claimed(family, seed):
             yield record, allocated, reserved
 
 
+# Numbers of programs that take a fraction of the time of their family's last one, which the quick tests size.
+QUICKER = {"trainer-5-fsdp1-lora": 3, "trl-dpo-zero": 3, "trl-dpo-1.14": 0}
+
+
 @pytest.mark.parametrize("family", CLAIMED)
 @pytest.mark.parametrize(("seed", "every"), PROGRAMS)
 def test_estimates_are_those_of_the_dry_runs(family, seed, every):
-    """Of the last program that was drawn, which the quick tests size, or of all."""
-    for record, allocated, reserved in [*claimed(family, seed)][0 if every else -1 :]:
+    """Of one program of the family, or of all."""
+    programs = [*claimed(family, seed)]
+    last = QUICKER.get(family, programs[-1][0]["number"] if programs else None)
+    for record, allocated, reserved in programs:
+        if not every and record["number"] != last:
+            continue
         line = sized(record, named=True)
         assert not line.problem
         if allocated:
