@@ -14,6 +14,7 @@ from benchmarks.programs.record import read_records, record_path
 from benchmarks.programs.registry import FAMILIES
 from memcalc.estimation.outside_allocator import outside_bytes
 from memcalc.importers.loading import load
+from memcalc.layout.stages import stages_of
 from memcalc.ledger.verdict import Answer
 from memcalc.spec.hardware.gpus import with_budget
 from memcalc.verdict.judge import as_assumed, judge
@@ -110,7 +111,7 @@ def judged(runs: Iterable[Recorded]) -> Iterator[JudgedProgram]:
     for run in runs:
         gpu = run.spec.gpu
         assert gpu is not None
-        outside = outside_bytes(run.spec, gpu)
+        outside = outside_bytes(run.spec, gpu, stages_of(run.spec)[run.stage])
         if run.reserved + outside <= gpu.usable_bytes:
             rooms = (run.allocated - 1, run.reserved)
             specs = [load(run.spec, gpu=with_budget(gpu.name, f"{room + outside}B")) for room in rooms]

@@ -240,16 +240,18 @@ def programs_of(families: Iterable[Family]) -> Iterator[Recorded]:
         for path in sorted(RECORDINGS.glob(f"programs/*/{family.name}.jsonl")):
             for record in filter(itemgetter("good"), _lines(path)):
                 try:
-                    spec = under(_spec_of(record), record["versions"]["torch"])
+                    spec = under(spec_of_program(record), record["versions"]["torch"])
                 except InputError:
                     continue
                 name = f"{family.name} {record['seed']} {record['number']}"
-                rank = max(record["ranks"], key=lambda rank: int(rank["reserved_bytes"]))
+                rank = max(record["ranks"], key=lambda rank: rank["reserved_bytes"] + rank["communication_bytes"])
+                stage = record["ranks"].index(rank) * spec.parallelism.pipeline_parallel // len(record["ranks"])
                 allocated, reserved = rank["allocated_bytes"], rank["reserved_bytes"]
-                yield Recorded(name, f"null:{record['card']}", spec, allocated, reserved)
+                yield Recorded(name, f"null:{record['card']}", spec, allocated, reserved, stage)
 
 
-def _spec_of(record: dict[str, Any]) -> Spec:
+def spec_of_program(record: dict[str, Any]) -> Spec:
+    """Return the run of a recorded program's own file, with its framework and its releases."""
     with tempfile.TemporaryDirectory() as folder:
         write_files(record, folder)
         return load_any(Path(folder, record["sized"]["file"]), settings(record, named=True), gpu=record["card"])

@@ -9,7 +9,8 @@ from math import inf
 
 from memcalc.estimation.estimate import estimate
 from memcalc.estimation.limits import limits_of
-from memcalc.estimation.outside_allocator import communication_library_bytes
+from memcalc.estimation.outside_allocator import outside_bytes
+from memcalc.layout.stages import stages_of
 from memcalc.ledger.result import DeviceMemory, LargestBatchAndContext, OutsideMemory, RankResult, Result, known
 from memcalc.ledger.verdict import Answer, Interval, Verdict, holding_memory, overcounting
 from memcalc.simulation.simulated_run import unsupported_reason
@@ -173,7 +174,8 @@ def size(spec: Spec, limit: int | None = None, least: int | None = None) -> Resu
         why, need = "the run needs more than 1 PiB, the largest device of the allocator model", None
     result = estimate(spec, None if need is None else need.overhead)
     ranks = sorted(
-        (_with_memory(spec, gpu, rank, need) for rank in result.ranks), key=lambda rank: -(rank.reserved_bytes or 0)
+        (_with_memory(spec, gpu, rank, need) for rank in result.ranks),
+        key=lambda rank: -(rank.device_bytes or rank.reserved_bytes or 0),
     )  # stable: of equal stages the one with the highest allocated peak comes first
     headline = need or recorded_need(spec, gpu, result.ledger.peak_bytes)
     if limit is None and gpu is not None:
@@ -258,14 +260,16 @@ def _left_bytes(spec: Spec) -> float:
 def _with_memory(spec: Spec, gpu: GpuSpec | None, rank: RankResult, need: MemoryNeed | None) -> RankResult:
     """Return the rank with its reserved memory, from the replay or from recorded runs."""
     found = need or recorded_need(spec, gpu, rank.ledger.peak_bytes)
+    stage = stages_of(spec)[rank.rank.get("pipeline_stage", 0)]
     if need is not None and need.overhead is not None:
-        found = need._replace(reserved_bytes=need.overhead.of(rank.rank.get("pipeline_stage", 0)).reserved_bytes)
+        own = need.overhead.of(stage.index).reserved_bytes
+        found = need._replace(reserved_bytes=own, outside_bytes=outside_bytes(spec, gpu, stage))
     context = 0 if gpu is None else gpu.context_bytes
     cached = found.reserved_bytes - rank.ledger.peak_bytes
     memory = DeviceMemory(
         found.reserved_bytes,
         None if gpu is None else found.device_bytes,
-        OutsideMemory(cached, context, communication_library_bytes(spec)),
+        OutsideMemory(cached, context, found.outside_bytes - context),
     )
     return replace(rank, memory=known(memory))
 

@@ -93,20 +93,20 @@ def least_bytes(spec: Spec, gpu: GpuSpec | None, limit: int | None = None) -> in
         InputError: there are no formulas for this family.
     """
     reject_without_formulas(spec)
-    outside = outside_bytes(spec, gpu)
     overcounted = most_overcounted(limits_of(spec))
     if spec.inference is not None:
+        outside = outside_bytes(spec, gpu)
         if overcounted in ("precision", "all"):
             return outside
         return outside + max(_least_allocated(spec, gpu, stage) for stage in stages_of(spec))
     stages = stages_that_matter(spec)
-    most = max(_least_states(spec, stage, overcounted) for stage in stages) + outside
+    most = max(_least_states(spec, stage, overcounted) + outside_bytes(spec, gpu, stage) for stage in stages)
     if spec.training.compile or overcounted != "nothing":  # a compiler may keep less of all else
         return most
     for stage in stages:
         if limit is not None and most > limit:
             break
-        most = max(most, _least_peak(spec, stage, gpu) + outside)
+        most = max(most, _least_peak(spec, stage, gpu) + outside_bytes(spec, gpu, stage))
     return most
 
 
@@ -169,8 +169,8 @@ def recorded_need(spec: Spec, gpu: GpuSpec | None, allocated: int) -> MemoryNeed
 
 def gets_through(spec: Spec, gpu: GpuSpec) -> bool:
     """Return whether the replay of a run finishes on its GPU, ignoring errors."""
-    room = gpu.usable_bytes - outside_bytes(spec, gpu)
     for stage in stages_that_matter(spec):
+        room = gpu.usable_bytes - outside_bytes(spec, gpu, stage)
         for rank in ranks_to_replay(spec):
             for lengths in ((), *orders_of(spec)):
                 requests = partial(run_requests, spec, stage, rank, lengths)
@@ -265,9 +265,9 @@ def _replayed_stage(spec: Spec, gpu: GpuSpec | None, stage: Stage) -> MemoryNeed
 
 
 def _badness(need: MemoryNeed) -> tuple[int, int]:
-    """Order needs by their answer, then by their bytes."""
+    """Order needs by their answer, then by their device memory."""
     answers = (None, "fits", "unknown", "does-not-fit")
-    return answers.index(need.on_gpu), need.reserved_bytes
+    return answers.index(need.on_gpu), need.device_bytes
 
 
 def _replayed_rank(spec: Spec, gpu: GpuSpec | None, stage: Stage, rank: int | None = None) -> MemoryNeed | None:
@@ -346,7 +346,7 @@ def _is_beyond(spec: Spec, gpu: GpuSpec | None, stage: Stage, errors: RecordedEr
     """Return whether a rank's live requests exceed even a device larger by the errors of replays: none can finish."""
     if gpu is None:
         return False
-    larger = floor((gpu.usable_bytes - outside_bytes(spec, gpu)) / (1 + errors.low))
+    larger = floor((gpu.usable_bytes - outside_bytes(spec, gpu, stage)) / (1 + errors.low))
     return _least_allocated(spec, gpu, stage) > larger
 
 
@@ -379,7 +379,7 @@ def _replayed_order(
     recordings/gpu/h100-80gb-torch-2.11.0/near-20261127.jsonl.
     """
     errors = errors_of(spec)
-    outside = outside_bytes(spec, gpu)
+    outside = outside_bytes(spec, gpu, stage)
     room = None if gpu is None else gpu.usable_bytes - outside
     larger = None if room is None else floor(room / (1 + errors.low))
     beyond = _is_beyond(spec, gpu, stage, errors)
@@ -394,6 +394,6 @@ def _replayed_order(
         # No block is freed if everything fits.
         perhaps = not beyond and (found.reserved_bytes <= larger or on(larger) is not None)
         return need._replace(on_gpu="unknown" if perhaps else "does-not-fit", replay_finishes=False)
-    rooms = {floor(room / (1 + errors.high)), room + communication_library_bytes(spec)}
+    rooms = {floor(room / (1 + errors.high)), room + communication_library_bytes(spec, stage)}
     sure = need.high_bytes <= gpu.usable_bytes or all(on(other) is not None for other in rooms)
     return need._replace(on_gpu="fits" if sure else "unknown", replay_finishes=True)

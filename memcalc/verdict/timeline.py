@@ -35,8 +35,8 @@ def timeline_of(spec: Spec, rank: RankResult | None = None) -> MemoryCurve:
         raise InputError(f"memory over the run cannot be shown: {why}.", "`memcalc trace` runs the step without a GPU.")
     gpu = spec.gpu
     capacity = None if gpu is None else gpu.usable_bytes
-    room = None if gpu is None else gpu.usable_bytes - outside_bytes(spec, gpu)
     stage = stages_of(spec)[0 if rank is None else rank.rank.get("pipeline_stage", 0)]
+    room = None if gpu is None else gpu.usable_bytes - outside_bytes(spec, gpu, stage)
     device_bytes = None if rank is None else rank.device_bytes
     training = spec.training
     torch = training.torch_version.removeprefix("v")

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from operator import itemgetter
 from typing import Any
 
 import pytest
 
 import memcalc
 from memcalc.estimation.outside_allocator import FIRST_GROUP_BYTES, FURTHER_GROUP_BYTES, communication_library_bytes
+from memcalc.layout.stages import stages_of
+from memcalc.validation.predictions import under
+from tools.recorded_errors import RECORDINGS, spec_of_program
 
 SPLIT = {"tensor_parallel": 2, "sequence_parallel": True}
 
@@ -37,3 +42,62 @@ def test_groups_of_a_mesh(framework: str, parallelism: dict[str, Any], groups: i
     )
 
     assert communication_library_bytes(spec) == FIRST_GROUP_BYTES + (groups - 1) * FURTHER_GROUP_BYTES
+
+
+PIPELINE = {"pipeline_parallel": 4, "data_parallel": 1, "engine": "ddp", "zero_stage": 0}
+RING = {**PIPELINE, "schedule": "interleaved", "virtual_stages": 2}
+MEGATRON = {"engine": "megatron", "data_parallel": 1}
+DEEPSPEED = {"engine": "deepspeed", "zero_stage": 1, "data_parallel": 1}
+TIED = {"tie_word_embeddings": True}
+
+
+@pytest.mark.parametrize(
+    ("framework", "parallelism", "model", "communicators"),
+    [
+        # dry runs, recordings/programs: torchtitan-pipeline development 0, held-out-13 3, development 5 and held-out-12 4
+        ("torchtitan", PIPELINE, {}, [2, 3, 3, 2]),
+        ("torchtitan", RING, {}, [3, 3, 3, 3]),
+        ("torchtitan", PIPELINE | {"data_parallel": 2, "engine": "fsdp2", "zero_stage": 2}, {}, [6, 7, 7, 6]),
+        (
+            "torchtitan",
+            RING | {"data_parallel": 2, "engine": "fsdp2", "zero_stage": 3, "pipeline_parallel": 2},
+            {},
+            [6, 6],
+        ),
+        # megatron
+        ("megatron", MEGATRON | {"data_parallel": 2, "zero_stage": 1}, {}, [3]),
+        ("megatron", MEGATRON | {"tensor_parallel": 2, "zero_stage": 0}, {}, [3]),
+        ("megatron", MEGATRON | {"tensor_parallel": 2, "zero_stage": 1}, {}, [4]),
+        ("megatron", MEGATRON | {"tensor_parallel": 2, "data_parallel": 2, "zero_stage": 1}, {}, [5]),
+        ("megatron", MEGATRON | {"pipeline_parallel": 2, "zero_stage": 0}, {}, [3, 3]),
+        ("megatron", MEGATRON | {"pipeline_parallel": 2, "zero_stage": 1}, TIED, [5, 5]),
+        # deepspeed-pipeline development 0 and 5
+        ("deepspeed", DEEPSPEED | {"pipeline_parallel": 4}, TIED, [5, 4, 4, 5]),
+        ("deepspeed", DEEPSPEED | {"pipeline_parallel": 2, "data_parallel": 2}, TIED, [6, 6]),
+    ],
+)
+def test_communicators_of_stages(
+    framework: str, parallelism: dict[str, Any], model: dict[str, Any], communicators: list[int]
+) -> None:
+    recipes = {"deepspeed": "mixed-16", "megatron": "mixed-18", "torchtitan": "amp"}
+    training = {"framework": framework, "recipe": recipes[framework], "gradient_accumulation_steps": 8}
+    spec = memcalc.load({"preset": "llama-3-8b", "model": model, "training": training, "parallelism": parallelism})
+    found = [communication_library_bytes(spec, stage) for stage in stages_of(spec)]
+
+    assert found == [FIRST_GROUP_BYTES + (each - 1) * FURTHER_GROUP_BYTES for each in communicators]
+    assert communication_library_bytes(spec) == max(found)
+
+
+@pytest.mark.parametrize("family", ["megatron", "deepspeed-pipeline", "torchtitan-pipeline", "torchtitan-experts"])
+def test_communicators_of_recorded_programs(family: str) -> None:
+    """Of each recorded rank, those that NCCL was asked for."""
+    compared = 0
+    for path in RECORDINGS.glob(f"programs/*/{family}.jsonl"):
+        for record in filter(itemgetter("good"), map(json.loads, path.read_text().splitlines())):
+            spec = under(spec_of_program(record), record["versions"]["torch"])
+            stages, ranks = stages_of(spec), record["ranks"]
+            for number, rank in enumerate(ranks):
+                stage = stages[number * len(stages) // len(ranks)]
+                assert communication_library_bytes(spec, stage) == rank["communication_bytes"], (path, record["number"])
+                compared += 1
+    assert compared >= 10
