@@ -32,6 +32,7 @@ from memcalc.ledger.verdict import holding_memory
 from memcalc.measuring.result import allocator_conf
 from memcalc.simulation.simulated_run import SimulatedRun, simulate
 from memcalc.spec.hardware.gpus import all_gpus
+from memcalc.spec.limits import most_overcounted
 from memcalc.spec.loading import load
 from memcalc.spec.programs import VersionsSpec
 from memcalc.spec.spec import Spec
@@ -277,9 +278,11 @@ def compared_late(run: Recorded) -> Compared:
 def program_error(run: Recorded) -> float | None:
     """The error of a program's replay; 0 for a reserved memory between those of its orders of batch lengths.
 
-    None where nothing is replayed, and where memory is not modelled: such a run has a lower bound, not an interval.
+    None where nothing is replayed, where memory is not modelled, and where too much is counted: such a run has a lower
+    or an upper bound, not an interval.
     """
-    if holding_memory(limits_of(run.spec)):
+    limits = limits_of(run.spec)
+    if holding_memory(limits) or most_overcounted(limits) != "nothing":
         return None
     gpu = run.spec.gpu
     need = need_of(run.spec, gpu)
