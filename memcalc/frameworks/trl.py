@@ -314,8 +314,9 @@ def place_adapters_in_bf16(draft: Draft, *, in_16_bits: bool = True) -> None:
         draft: the configuration.
         in_16_bits: whether other weights are loaded in 16 bits.
     """
-    draft.default("training.lora.adapter_dtype", "compute" if in_16_bits else "bf16")
-    if in_16_bits and not (draft.facts.get("deepspeed") or runs_deepspeed(draft)):
+    with_masters = draft.facts.get("deepspeed") or runs_deepspeed(draft)
+    draft.default("training.lora.adapter_dtype", "compute" if in_16_bits or with_masters else "bf16")
+    if in_16_bits and not with_masters:
         draft.default("training.recipe", "pure")  # no tensor is left for autocast to cast
 
 
