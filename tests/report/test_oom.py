@@ -14,6 +14,7 @@ from memcalc.report.screen import Screen
 from memcalc.report.screens.oom import draw_diagnosis
 from memcalc.spec.loading import load
 from memcalc.suggestions.run_overrides import written_out
+from tests.records import pin_records
 
 Golden = Callable[[str, str], None]
 
@@ -50,6 +51,12 @@ CASES = {
     "full_with_config": (FULL, TOO_LARGE),
     "compiled": (COMPILED, None),
 }
+
+
+@pytest.fixture(autouse=True)
+def _pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever test asks for a diagnosis first, it rests on the same records."""
+    pin_records(monkeypatch)
 
 
 @cache
