@@ -6,7 +6,6 @@ The CPU allocator does not round to 512 bytes: bytes are as requested, except fo
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
@@ -19,9 +18,8 @@ from memcalc.ledger.row_drafts import STEPS, RowDraft, mask_of
 from memcalc.ledger.row_writer import write_rows
 from memcalc.programs.sized_program import run_sizer
 from memcalc.simulation.plans import plan_of
-from memcalc.simulation.stage_blocks import NO_HEAD, StageBlocks, module_of
+from memcalc.simulation.stage_blocks import StageBlocks, module_of
 from memcalc.spec.recipes import DTYPE_BYTES
-from memcalc.spec.recompute_plan import leaves
 from memcalc.spec.spec import Spec
 from memcalc.states import fsdp2_cpu_offload, zero_offload
 from memcalc.states.state_options import StateOptions, groups, state_options
@@ -61,11 +59,8 @@ def activation_rows(spec: Spec, stage: Stage) -> Rows:
     plan, policy = plan_of(spec, stage), GradientPolicy(kept=True, main_dtype=None)
     parts = StageBlocks(spec, stage, run_sizer(spec, None), policy, plan)
     phases = mask_of(*(f"{phase}_{step}" for phase in ("forward", "loss", "backward") for step in range(1, STEPS + 1)))
-    counts = Counter(parts.openings)
-    counts.update(parts.block_of(next(leaves(item)), again=not isinstance(item, int)) for item in plan)
-    counts.update([] if parts.head == NO_HEAD else [parts.head])
     items = []
-    for number, count in counts.items():
+    for number, count in parts.counts.items():
         block = parts.blocks[number]
         kind = Component.LOGITS_AND_LOSS if block.part == "head" else Component.ACTIVATIONS
         module = module_of(spec, stage, block)

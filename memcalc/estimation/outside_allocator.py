@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memcalc.layout.schedules import VOTES_SINCE
 from memcalc.layout.stages import Stage, stages_of
 from memcalc.spec.hardware.gpus import GpuSpec
 from memcalc.spec.spec import Spec
@@ -13,7 +14,6 @@ MIB = 2**20
 # ends are used.
 FIRST_GROUP_BYTES = 1536 * MIB
 FURTHER_GROUP_BYTES = 2048 * MIB
-VOTES_SINCE = (2, 13)  # the torch version in which stages of a pipeline vote on the shapes of what they send
 
 
 def communication_library_bytes(spec: Spec, stage: Stage | None = None) -> int:

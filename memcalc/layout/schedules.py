@@ -23,6 +23,11 @@ FEWEST_PIPE_BUFFERS = 2  # see `pipe_buffers`
 ORDERED = ("gpipe", "1f1b", "interleaved")  # the order of their actions is known: memcalc/sharding/schedules.py
 
 
+# The torch version in which stages vote on the shapes of what they send, and run a first pass where a script names none
+# (distributed/pipelining/schedules.py, _initialize_pp_stages).
+VOTES_SINCE = (2, 13)
+
+
 def uses_pipelining(spec: Spec) -> bool:
     """Return whether stages run in PyTorch's schedules: neither Megatron's nor DeepSpeed's."""
     parallelism = spec.parallelism

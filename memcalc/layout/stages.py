@@ -63,6 +63,11 @@ class Stage(NamedTuple):
         return sum(piece.stop - piece.first for piece in self.chunks)
 
     @property
+    def sends(self) -> int:
+        """The number of tensors that it sends for each micro-batch: hidden states ahead, and their gradients back."""
+        return sum((not piece.has_head) + (not piece.has_embedding) for piece in self.chunks)
+
+    @property
     def numbers(self) -> tuple[int, ...]:
         """The numbers of its layers in the model, in the order of forward."""
         return tuple(number for piece in self.chunks for number in range(piece.first, piece.stop))

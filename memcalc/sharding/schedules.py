@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Literal, NamedTuple
 
-from memcalc.layout.schedules import ORDERED, uses_pipelining
+from memcalc.layout.schedules import ORDERED, VOTES_SINCE, uses_pipelining
 from memcalc.layout.stages import Stage
 from memcalc.spec.recompute_plan import has_segments
 from memcalc.spec.spec import Spec
@@ -55,6 +55,10 @@ def lacks(spec: Spec) -> Iterator[str]:
         "micro-batches that are not a multiple of the rounds": several and micro_batches % rounds > 0,
         "context parallelism": parallelism.context_parallel > 1,
         f"engine {parallelism.engine}": parallelism.data_parallel > 1 and parallelism.engine not in ("ddp", "fsdp2"),
+        # Its first pass, which infers the shapes of what stages send, is known since then.
+        f"torchtitan's interleaved stages before torch {'.'.join(map(str, VOTES_SINCE))}": several
+        and training.framework == "torchtitan"
+        and training.torch < VOTES_SINCE,
         "several chunks under DDP": parallelism.data_parallel > 1 and several and parallelism.engine == "ddp",
         "modules that are not the reference decoder's": training.implementation not in ("plain", "torchtitan"),
         "autocast": training.autocasts and training.implementation != "torchtitan",  # its recipe is FSDP2's policy

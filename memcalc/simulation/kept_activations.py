@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 
 from memcalc.architectures.catalogue import GradientPolicy
@@ -11,9 +10,8 @@ from memcalc.ledger.component import Component
 from memcalc.ledger.row_drafts import RowDraft
 from memcalc.programs.sized_program import ProgramSizer
 from memcalc.simulation.plans import plan_of
-from memcalc.simulation.stage_blocks import NO_HEAD, StageBlocks, module_of
+from memcalc.simulation.stage_blocks import StageBlocks, module_of
 from memcalc.spec.recipes import DTYPE_BYTES
-from memcalc.spec.recompute_plan import leaves
 from memcalc.spec.spec import Spec
 from memcalc.states.pipelining import PASSES
 
@@ -27,12 +25,8 @@ def kept_activations(spec: Spec, chunk: Stage, sizer: ProgramSizer, micro_batche
         sizer: sizes of the run's blocks.
         micro_batches: how many are in flight.
     """
-    plan = plan_of(spec, chunk)
-    parts = StageBlocks(spec, chunk, sizer, GradientPolicy(kept=True, main_dtype=None), plan)
-    counts = Counter(parts.openings)
-    counts.update(parts.block_of(next(leaves(item)), again=not isinstance(item, int)) for item in plan)
-    counts.update([] if parts.head == NO_HEAD else [parts.head])
-    for number, count in counts.items():
+    parts = StageBlocks(spec, chunk, sizer, GradientPolicy(kept=True, main_dtype=None), plan_of(spec, chunk))
+    for number, count in parts.counts.items():
         block = parts.blocks[number]
         module = module_of(spec, chunk, block)
         for at in block.program.kept:

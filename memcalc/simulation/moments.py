@@ -139,7 +139,7 @@ def _moments(
     if zero_stage:
         after_forward, in_backward = PART if zero_stage == FULLY_SHARDED else WHOLE, WHOLE
         after_last = ChunkState(gradients=PART)
-    sent = others * sum((not chunk.has_head) + (not chunk.has_embedding) for chunk in chunks)
+    sent = others * stage.sends
     buffers = (micro_batches + others) * sum(not chunk.has_embedding for chunk in chunks)
     found: dict[Moment, None] = {}
     for action in order:

@@ -2,8 +2,9 @@
 
 A stage receives into buffers that are allocated once, one for each micro-batch and direction. Sent activations stay
 allocated until backward of their micro-batch has returned; sent gradients until the Python variable references the next
-ones. Outputs are not merged (`schedule.step(..., return_outputs=False)`), so logits stay until backward has returned; a
-variable references the newest ones until the next forward has returned.
+ones. Schedules of several chunks keep all that a step has sent until its end. Outputs are not merged
+(`schedule.step(..., return_outputs=False)`), so logits stay until backward has returned; a variable references the
+newest ones until the next forward has returned.
 
 Source: torch 2.13 distributed/pipelining/stage.py, _PipelineStageBase.forward_one_chunk, backward_one_chunk,
 _setup_forward_recv_info, _create_grad_recv_info; schedules.py, ScheduleGPipe, Schedule1F1B, PipelineScheduleMulti.
@@ -93,9 +94,7 @@ class SimulatedPipeline(ScheduledRun):
 
     def _send_unplayed(self) -> None:
         """Allocate what micro-batches that are not recorded have sent: the schedule references it until the end."""
-        chunks = self.stage.chunks
-        sends = sum((not chunk.has_head) + (not chunk.has_embedding) for chunk in chunks)
-        others = (self.micro_batches - self.played) * sends
+        others = (self.micro_batches - self.played) * self.stage.sends
         self.variables[SEND_OPS] = [self.requests.take(passed_on(self.spec).each) for _ in range(others)]
 
     def _forget_losses(self) -> None:

@@ -11,6 +11,7 @@ _backward_metadata_inference, _post_metadata_inference_cleanup.
 
 from __future__ import annotations
 
+from memcalc.layout.schedules import VOTES_SINCE
 from memcalc.simulation.forward_backward import ForwardBackward
 from memcalc.spec.spec import Spec
 from memcalc.stream.requests import Requests
@@ -21,7 +22,7 @@ def infers_shapes(spec: Spec) -> bool:
 
     Source: torchtitan 0.2.2 distributed/pipeline_parallel.py, pipeline_module_split: PipelineStage without input_args.
     """
-    return spec.training.framework == "torchtitan"
+    return spec.training.framework == "torchtitan" and spec.training.torch >= VOTES_SINCE
 
 
 class ShapeInference:

@@ -6,6 +6,7 @@ kept, recomputed, and recomputed with other layers of its checkpoint segment.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from memcalc.layout.stages import LayerModules, Stage, first_recomputed_layer, l
 from memcalc.programs.program import Program
 from memcalc.programs.sized_program import ProgramSizer, SizedProgram
 from memcalc.spec.layers import differ_in_attention, differ_in_masks, differ_in_rotation
-from memcalc.spec.recompute_plan import Segment
+from memcalc.spec.recompute_plan import Segment, leaves
 from memcalc.spec.spec import Spec
 from memcalc.states.state_options import state_options
 
@@ -156,6 +157,14 @@ class StageBlocks:
             structure = self.structure.of_layers(modules)
             self._of_layers[variant] = self._add(part, structure, layer, again=again, inside=inside)
         return self._of_layers[variant]
+
+    @property
+    def counts(self) -> Counter[int]:
+        """How many there are of each block, by its number; a checkpoint segment counts as its first layer."""
+        found = Counter(self.openings)
+        found.update(self.block_of(next(leaves(item)), again=not isinstance(item, int)) for item in self.plan)
+        found.update([] if self.head == NO_HEAD else [self.head])
+        return found
 
     @property
     def entry(self) -> tuple[int, int]:

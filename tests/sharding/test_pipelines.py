@@ -12,6 +12,7 @@ import pytest
 import memcalc
 from memcalc.allocator.pytorch.constants import STREAM_SHIFT
 from memcalc.estimation.estimate import estimate
+from memcalc.estimation.outside_allocator import FURTHER_GROUP_BYTES, communication_library_bytes
 from memcalc.layout.local_parameters import stage_parameters
 from memcalc.layout.stages import stages_of
 from memcalc.ledger.row_drafts import BIT
@@ -319,3 +320,13 @@ def test_rows_sum_to_the_peak(micro_batches: int, words: tuple[str, ...], stage:
     for rank in estimate(spec).ranks:
         for phase, total in rank.ledger.totals.items():
             assert sum(rank.ledger.components(phase).values()) == total
+
+
+def test_the_first_pass_of_torchtitan_is_known_since_stages_vote() -> None:
+    """Before torch 2.13 an interleaved program is not replayed, and stages need no communicators of pairs."""
+    program = ("framework=torchtitan", "recipe=amp", *FSDP2, "zero_stage=2", *INTERLEAVED)
+    new, old = (small(*program, f"torch_version=v{release}") for release in ("2.13", "2.12"))
+
+    assert "before torch 2.13" in unsupported_reason(old)
+    assert "before torch 2.13" not in unsupported_reason(new)
+    assert communication_library_bytes(new) - communication_library_bytes(old) == FURTHER_GROUP_BYTES
