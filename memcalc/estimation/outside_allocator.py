@@ -39,9 +39,9 @@ def _communicators(spec: Spec, stage: Stage) -> int:
     parallelism, training = spec.parallelism, spec.training
     if training.framework == "torchtitan":
         return _of_torchtitan(spec, stage)
-    if training.framework == "megatron":
+    if "megatron" in (training.framework, parallelism.engine):
         return _of_megatron(spec, stage)
-    if parallelism.has_pipeline_engine and training.framework is not None:
+    if parallelism.has_pipeline_engine:
         return _of_pipeline_engine(spec, stage)
     replicas, context = parallelism.data_parallel_replicate, parallelism.context_parallel
     degrees = (replicas, parallelism.tensor_parallel, parallelism.pipeline_parallel, parallelism.expert_parallel)

@@ -40,16 +40,10 @@ def default_training(
     positions = model.get("max_position_embeddings", DEFAULT_SEQUENCE_LENGTH)
     if isinstance(positions, int):
         filled.setdefault("sequence_length", min(DEFAULT_SEQUENCE_LENGTH, positions))
-    if model.get("transformers_config") is not None:
-        filled.setdefault("implementation", "huggingface")  # only transformers supports the family
-    if filled.get("implementation") == "megatron":
-        for field, value in (MEGATRON | (MEGATRON_IN_FP32 if filled.get("dtype") == "fp32" else {})).items():
-            filled.setdefault(field, value)
+    _default_implementation(filled, model, engine_of(parallelism))
     release = filled.get("torch_version")
     if isinstance(release, str) and release[:1].isdigit():  # "2.10" in quotes; without quotes YAML reads 2.1
         filled["torch_version"] = f"v{release}"
-    if filled.get("implementation") == "torchtitan":
-        filled.setdefault("recipe", "amp")  # fp32 shards, gathered and computed in bf16 or fp16
     policy = computes_in(parallelism)
     if isinstance(policy, str):  # fp32 shards, with any compute dtype
         filled.setdefault("dtype", policy)
@@ -71,6 +65,22 @@ def default_training(
     if filled.get("recipe") == "fp32":
         filled.setdefault("dtype", "fp32")
     return default_finetuning(default_optimizer(filled))
+
+
+def _default_implementation(training: dict[str, Any], model: dict[str, Any], engine: str) -> None:
+    """Set the default modules, and those of their fields that differ from plain modules'."""
+    if model.get("transformers_config") is not None:
+        training.setdefault("implementation", "huggingface")  # only transformers supports the family
+    if engine == "megatron":
+        training.setdefault("implementation", "megatron")  # its loop trains its own modules
+    implementation = training.get("implementation")
+    if implementation == "megatron":
+        for field, value in (MEGATRON | (MEGATRON_IN_FP32 if training.get("dtype") == "fp32" else {})).items():
+            training.setdefault(field, value)
+    elif engine == "megatron":
+        training.setdefault("recipe", "mixed-18")  # the engine's own main gradients
+    elif implementation == "torchtitan":
+        training.setdefault("recipe", "amp")  # fp32 shards, gathered and computed in bf16 or fp16
 
 
 def _default_loop(training: dict[str, Any]) -> None:
@@ -151,14 +161,17 @@ def default_parallelism(parallelism: dict[str, Any], implementation: object, dty
         filled.setdefault("engine", "megatron")
     if implementation == "torchtitan":
         filled.setdefault("zero_stage", 3)
-    filled.setdefault("engine", _engine(filled.get("zero_stage", 0), filled.get("schedule", "1f1b")))
+    filled.setdefault("engine", engine_of(filled))
     if filled.get("offload", "none") != "none":
         filled.setdefault("offload_pin_memory", filled["engine"] == "fsdp2")  # DeepSpeed's default is pin_memory: false
     return filled
 
 
-def _engine(stage: object, schedule: object) -> str:
-    return engines_of_stages(str(schedule)).get(stage, "ddp") if isinstance(stage, int) else "ddp"
+def engine_of(parallelism: Mapping[str, Any]) -> str:
+    """Return the engine of a parallelism block: the given one, or that of its ZeRO stage and schedule."""
+    stage = parallelism.get("zero_stage", 0)
+    engines = engines_of_stages(str(parallelism.get("schedule", "1f1b")))
+    return str(parallelism.get("engine") or (engines.get(stage) if isinstance(stage, int) else None) or "ddp")
 
 
 def engines_of_stages(schedule: str) -> dict[int, str]:

@@ -158,7 +158,9 @@ class TrainingSpec(ConfigBlock):
     fake_quantization_group: Size = Field(
         256, description="elements of a weight's row that share a scale of fake quantization"
     )
-    implementation: Implementation = Field("plain", description="implementation of the modules")
+    implementation: Implementation = Field(
+        "plain", description="implementation of the modules; with engine megatron by default its own"
+    )
     optimizer: Optimizer = Field("adamw", description="optimizer; determines the state of each parameter")
     optimizer_implementation: OptimizerImplementation = Field(
         description="how the optimizer step runs, which determines its temporaries; default: foreach, else for-loop"

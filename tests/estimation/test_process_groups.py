@@ -88,6 +88,25 @@ def test_communicators_of_stages(
     assert communication_library_bytes(spec) == max(found)
 
 
+@pytest.mark.parametrize(
+    ("engine", "framework"),
+    [
+        ({**MEGATRON, "tensor_parallel": 2, "data_parallel": 2, "zero_stage": 1}, "megatron"),
+        ({**MEGATRON, "pipeline_parallel": 2, "zero_stage": 1}, "megatron"),
+        ({**DEEPSPEED, "pipeline_parallel": 4}, "deepspeed"),
+        ({**DEEPSPEED, "pipeline_parallel": 2, "data_parallel": 2}, "deepspeed"),
+    ],
+)
+def test_communicators_of_an_engine_without_a_framework(engine: dict[str, Any], framework: str) -> None:
+    """An engine makes its groups in a layout of `fit`, too, of which no program is known."""
+    recipe = {"deepspeed": "mixed-16", "megatron": "mixed-18"}[framework]
+    training = {"recipe": recipe, "gradient_accumulation_steps": 8}
+    layout = {"preset": "gpt2", "training": training, "parallelism": engine}  # with tied embeddings
+    named = memcalc.load(layout | {"training": training | {"framework": framework}})
+
+    assert communication_library_bytes(memcalc.load(layout)) == communication_library_bytes(named)
+
+
 @pytest.mark.parametrize("family", ["megatron", "deepspeed-pipeline", "torchtitan-pipeline", "torchtitan-experts"])
 def test_communicators_of_recorded_programs(family: str) -> None:
     """Of each recorded rank, those that NCCL was asked for."""

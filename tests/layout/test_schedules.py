@@ -206,6 +206,7 @@ def test_logits_of_llama_3_8b_over_two_stages_of_sixteen_chunks() -> None:
     """
     split = (
         "engine=megatron",
+        "implementation=plain",
         "recipe=mixed-18",
         "tensor_parallel=2",
         "pipeline_parallel=2",

@@ -27,8 +27,25 @@ def test_megatron_keeps_fp32_main_gradients() -> None:
         "configuration: training.recipe: recipe = pure does not run with implementation = megatron, which keeps fp32 "
         "main gradients: recipe mixed-18. Set recipe: mixed-18, or another engine and implementation."
     )
-    message = refusal(parallelism={"engine": "megatron"}, training={"recipe": "mixed-20"})
+    message = refusal(parallelism={"engine": "megatron"}, training={"recipe": "mixed-20", "implementation": "plain"})
     assert "recipe = mixed-20 does not run with engine = megatron, which keeps fp32 main gradients" in message
+
+
+def test_megatrons_engine_trains_its_own_modules() -> None:
+    """As Megatron-LM does with --bf16; another implementation is not overridden."""
+    training = load({"model": SIZES, "parallelism": {"engine": "megatron"}}).training
+    defaults = (training.implementation, training.recipe, training.optimizer_implementation, training.loss)
+
+    assert defaults == ("megatron", "mixed-18", "fused", "vocab-parallel")
+    around = load({"model": SIZES, "training": {"implementation": "plain"}, "parallelism": {"engine": "megatron"}})
+    assert (around.training.implementation, around.training.recipe, around.training.loss) == (
+        "plain",
+        "mixed-18",
+        "materialized",
+    )
+    stages = {"schedule": "interleaved", "zero_stage": 1, "pipeline_parallel": 2, "virtual_stages": 2}
+    derived = load({"model": SIZES, "training": {"gradient_accumulation_steps": 4}, "parallelism": stages})
+    assert (derived.parallelism.engine, derived.training.recipe) == ("megatron", "mixed-18")
 
 
 def test_megatrons_matrices_need_its_engine() -> None:
