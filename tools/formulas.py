@@ -364,8 +364,16 @@ def outside_table() -> str:
     contexts = sorted({card.context_bytes // MIB for card in all_gpus()})
     workspaces_of = {name: _cublas(name) for name in ("a100-80gb", "h100-80gb")}
     rows = [
-        ["NCCL, the first group of ranks", f"{outside_allocator.FIRST_GROUP_BYTES // MIB:,} MiB"],
-        ["NCCL, each further group", f"{outside_allocator.FURTHER_GROUP_BYTES // MIB:,} MiB"],
+        [
+            "NCCL, the first group of ranks",
+            f"{outside_allocator.FIRST_GROUP_BYTES // MIB:,} MiB, at least "
+            f"{outside_allocator.LEAST_FIRST_GROUP_BYTES // MIB:,} MiB",
+        ],
+        [
+            "NCCL, each further group",
+            f"{outside_allocator.FURTHER_GROUP_BYTES // MIB:,} MiB, at least "
+            f"{outside_allocator.LEAST_FURTHER_GROUP_BYTES // MIB:,} MiB",
+        ],
         ["CUDA context", f"{' or '.join(f'{size:,}' for size in contexts)} MiB, by GPU"],
         *([f"cuBLAS workspace of a thread, {find_gpu(c).label}", f] for c, f in workspaces_of.items()),
     ]

@@ -11,7 +11,11 @@ from memcalc.diagnosis.report import LABELS, OutOfMemoryReport
 from memcalc.diagnosis.sizes import NOTHING
 from memcalc.estimation.estimate import estimate
 from memcalc.estimation.limits import limits_of
-from memcalc.estimation.outside_allocator import communication_library_bytes, outside_bytes
+from memcalc.estimation.outside_allocator import (
+    communication_library_bytes,
+    least_communication_library_bytes,
+    outside_bytes,
+)
 from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Ledger
 from memcalc.ledger.result import Result
@@ -116,6 +120,7 @@ def _reserved(need: MemoryNeed, unexplained: int) -> ReservedMemory:
 def _changes(run: UserRun, peak: int, unexplained: int, budget: int | None) -> tuple[SuggestedChange, ...]:
     """Return changes that fit, then those that may fit, then those that do not."""
     communication = communication_library_bytes(run.spec)
+    least_communication = least_communication_library_bytes(run.spec)
 
     def judge(result: Result) -> tuple[int, bool | None]:
         """Return what a change needs; a lower bound, without a replay, if that exceeds the budget."""
@@ -123,8 +128,9 @@ def _changes(run: UserRun, peak: int, unexplained: int, budget: int | None) -> t
         # Communication groups that the original run did not have reduce the allocator's memory.
         extra = unexplained + max(communication_library_bytes(spec) - communication, 0)
         if budget is not None:
-            around = outside_bytes(spec, None)
-            least = least_bytes(spec, None, budget - extra + around) - around + extra
+            around = least_communication_library_bytes(spec)
+            beyond = unexplained + max(around - least_communication, 0) - around
+            least = least_bytes(spec, None, budget - beyond) + beyond
             if least > budget:
                 return least, False
         reserved = _reserved(need_of(spec, None, result.ledger.peak_bytes), extra)

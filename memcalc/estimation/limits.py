@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memcalc.estimation.outside_allocator import communication_library_bytes
+from memcalc.estimation.outside_allocator import communication_library_bytes, least_communication_library_bytes
 from memcalc.layout.adapters import adapters_of, first_layer_adapts
 from memcalc.layout.parameters import count_parameters
 from memcalc.layout.schedules import ORDERED, uses_pipelining
@@ -29,6 +29,7 @@ from memcalc.spec.training import LIGER_FAMILIES
 from memcalc.spec.untraced_features import unsplittable
 from memcalc.spec.zero import FULLY_SHARDED
 from memcalc.states.state_options import state_options
+from memcalc.units import format_bytes
 
 # features that no config states
 TRAINING = (
@@ -216,8 +217,9 @@ def _training(spec: Spec) -> Iterator[tuple[str, bool]]:
         yield IMBALANCE, False
     for what in (*TRAINING, COMPILERS[training.compile]):
         yield what, False
-    if communication_library_bytes(spec):
-        yield "buffers of the communication library are planning defaults, not measurements of this cluster", False
+    if most := communication_library_bytes(spec):
+        least = format_bytes(least_communication_library_bytes(spec))
+        yield f"buffers of the communication library are a planning default: {least} to {format_bytes(most)}", False
 
 
 def _frozen_model(spec: Spec) -> Iterator[tuple[str, bool]]:

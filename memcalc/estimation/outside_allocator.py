@@ -10,22 +10,33 @@ from memcalc.spec.spec import Spec
 MIB = 2**20
 
 # NCCL's buffers, planning defaults from published process figures: 1.0 to 1.5 GiB for the first group of 8 GPUs (NCCL
-# src/init.cc computeBuffSizes; ML Engineering book), 0.5 to 2 GiB for each further group (NCCL issue 864). The upper
-# ends are used.
+# src/init.cc computeBuffSizes; ML Engineering book), 0.5 to 2 GiB for each further group (NCCL issue 864). Estimates
+# use the upper ends, lower bounds the lower ends.
 FIRST_GROUP_BYTES = 1536 * MIB
 FURTHER_GROUP_BYTES = 2048 * MIB
+LEAST_FIRST_GROUP_BYTES = 1024 * MIB
+LEAST_FURTHER_GROUP_BYTES = 512 * MIB
 
 
 def communication_library_bytes(spec: Spec, stage: Stage | None = None) -> int:
-    """Return the bytes of NCCL's buffers, which each communicator has.
+    """Return the most bytes that NCCL's buffers have, by published figures; each communicator has its own.
 
     Args:
         spec: the run.
         stage: the pipeline stage of the rank; None: the one with the most communicators.
     """
-    stages = stages_of(spec) if stage is None else (stage,)
-    communicators = max(_communicators(spec, each) for each in stages)
-    return FIRST_GROUP_BYTES + (communicators - 1) * FURTHER_GROUP_BYTES if communicators else 0
+    further = _most_communicators(spec, stage) - 1
+    return FIRST_GROUP_BYTES + further * FURTHER_GROUP_BYTES if further >= 0 else 0
+
+
+def least_communication_library_bytes(spec: Spec, stage: Stage | None = None) -> int:
+    """Return the least bytes that NCCL's buffers have; arguments as for `communication_library_bytes`."""
+    further = _most_communicators(spec, stage) - 1
+    return LEAST_FIRST_GROUP_BYTES + further * LEAST_FURTHER_GROUP_BYTES if further >= 0 else 0
+
+
+def _most_communicators(spec: Spec, stage: Stage | None) -> int:
+    return max(_communicators(spec, each) for each in (stages_of(spec) if stage is None else (stage,)))
 
 
 def _communicators(spec: Spec, stage: Stage) -> int:
@@ -106,7 +117,7 @@ def _of_pipeline_engine(spec: Spec, stage: Stage) -> int:
 
 
 def outside_bytes(spec: Spec, gpu: GpuSpec | None, stage: Stage | None = None) -> int:
-    """Return the bytes of the CUDA context (0 without a GPU) and of the communication library.
+    """Return the bytes of the CUDA context (0 without a GPU) and the most of the communication library.
 
     Args:
         spec: the run.
@@ -114,3 +125,8 @@ def outside_bytes(spec: Spec, gpu: GpuSpec | None, stage: Stage | None = None) -
         stage: as for `communication_library_bytes`.
     """
     return (0 if gpu is None else gpu.context_bytes) + communication_library_bytes(spec, stage)
+
+
+def least_outside_bytes(spec: Spec, gpu: GpuSpec | None, stage: Stage | None = None) -> int:
+    """Return the bytes of the CUDA context and the least of the communication library; see `outside_bytes`."""
+    return (0 if gpu is None else gpu.context_bytes) + least_communication_library_bytes(spec, stage)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from memcalc.estimation.limits import limits_of
-from memcalc.estimation.outside_allocator import outside_bytes
+from memcalc.estimation.outside_allocator import least_outside_bytes, outside_bytes
 from memcalc.ledger.verdict import Verdict, holding_memory
 from memcalc.progress import Progress, silent
 from memcalc.recomputation.config_chain import ConfigChain, with_recompute
@@ -78,6 +78,7 @@ class PlanJudge:
         self.limit = limit
         self.unmodelled_bytes = sum(each.at_least_bytes for each in holding_memory(limits_of(spec)))
         self.outside_bytes = outside_bytes(spec, self.gpu)
+        self._least_outside_bytes = least_outside_bytes(spec, self.gpu)
         self._ratio = reserve_ratio(kinds_of(spec))[0]
         self._known: dict[tuple[int, Segment, tuple[str, ...]], JudgedPlan] = {}
 
@@ -115,7 +116,7 @@ class PlanJudge:
     def needed(self, verdict: Verdict) -> int:
         """Return the upper end of reserved memory; the lower bound if bounds decided."""
         if verdict.interval is None:
-            return verdict.least_bytes - self.unmodelled_bytes - self.outside_bytes
+            return verdict.least_bytes - self.unmodelled_bytes - self._least_outside_bytes
         return verdict.interval.high_bytes - self.outside_bytes
 
 

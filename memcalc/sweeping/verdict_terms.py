@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from memcalc.errors import InputError
 from memcalc.estimation.limits import limits_of
+from memcalc.estimation.outside_allocator import communication_library_bytes, least_communication_library_bytes
 from memcalc.layout.stages import Stage, stages_that_matter
 from memcalc.ledger.verdict import RecordedErrors, holding_memory, overcounting
 from memcalc.spec.model_families.transformers_fallback import reject_without_formulas
@@ -48,6 +49,7 @@ class VerdictTerms(NamedTuple):
     remainders: int
     unmodelled: tuple[str, ...]  # requested features that need memory and are not modelled
     unmodelled_bytes: int  # a lower bound of their bytes
+    communication_range: int  # by how many bytes the communication library may hold less than is counted
 
 
 class TermsList:
@@ -84,7 +86,8 @@ def _without_limits(spec: Spec) -> VerdictTerms:
     replays = can_replay(spec)
     bounded = not spec.training.compile
     remainders = _remainders(spec) if replays else 0
-    return VerdictTerms(ratio, errors, replays, bounded, False, remainders, (), 0)
+    communication = communication_library_bytes(spec) - least_communication_library_bytes(spec)
+    return VerdictTerms(ratio, errors, replays, bounded, False, remainders, (), 0, communication)
 
 
 def _with_limits(terms: VerdictTerms, spec: Spec) -> VerdictTerms:
@@ -154,7 +157,7 @@ def _verdict(
     fits = reserved * of_each([1 + each.errors.high for each in terms], numbers) <= room
     if any(each.unmodelled for each in terms):
         fits &= of_each([not each.unmodelled for each in terms], numbers)
-    room = room - of_each([each.unmodelled_bytes for each in terms], numbers)
+    room = room + of_each([each.communication_range - each.unmodelled_bytes for each in terms], numbers)
     beyond = peak - of_each([each.remainders for each in terms], numbers) > room
     if not all(each.bounded for each in terms):
         beyond &= of_each([each.bounded for each in terms], numbers)

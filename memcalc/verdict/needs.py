@@ -10,7 +10,7 @@ from typing import NamedTuple
 from memcalc.errors import OutOfMemory
 from memcalc.estimation.generation import allocated_bytes as generation_bytes
 from memcalc.estimation.limits import limits_of
-from memcalc.estimation.outside_allocator import communication_library_bytes, outside_bytes
+from memcalc.estimation.outside_allocator import communication_library_bytes, least_outside_bytes, outside_bytes
 from memcalc.estimation.transient import peak_bytes
 from memcalc.layout.schedules import ORDERED
 from memcalc.layout.stages import Stage, stages_alike, stages_of, stages_that_matter
@@ -37,7 +37,8 @@ class MemoryNeed(NamedTuple):
     Args:
         reserved_bytes: best estimate of peak reserved memory; on a GPU that it fills, after cached blocks are freed.
         errors: of recorded runs of its kind.
-        outside_bytes: device context and communication library.
+        outside_bytes: device context and the most that the communication library holds.
+        least_outside_bytes: device context and the least that the communication library holds.
         overhead: allocator overhead found by the replay; None if the run was not replayed.
         on_gpu: whether the run finishes on its GPU, errors included; None without a GPU.
         replay_finishes: whether its replay finishes, ignoring errors; None without a GPU or a replay.
@@ -49,6 +50,7 @@ class MemoryNeed(NamedTuple):
     reserved_bytes: int
     errors: RecordedErrors
     outside_bytes: int
+    least_outside_bytes: int
     overhead: AllocatorOverhead | None
     on_gpu: Answer | None
     replay_finishes: bool | None
@@ -73,7 +75,7 @@ class MemoryNeed(NamedTuple):
     @property
     def low_bytes(self) -> int:
         """The lower end of the interval of device memory."""
-        return self.outside_bytes + floor(self.least_reserved_bytes * (1 + self.errors.low))
+        return self.least_outside_bytes + floor(self.least_reserved_bytes * (1 + self.errors.low))
 
     @property
     def high_bytes(self) -> int:
@@ -95,18 +97,18 @@ def least_bytes(spec: Spec, gpu: GpuSpec | None, limit: int | None = None) -> in
     reject_without_formulas(spec)
     overcounted = most_overcounted(limits_of(spec))
     if spec.inference is not None:
-        outside = outside_bytes(spec, gpu)
+        outside = least_outside_bytes(spec, gpu)
         if overcounted in ("precision", "all"):
             return outside
         return outside + max(_least_allocated(spec, gpu, stage) for stage in stages_of(spec))
     stages = stages_that_matter(spec)
-    most = max(_least_states(spec, stage, overcounted) + outside_bytes(spec, gpu, stage) for stage in stages)
+    most = max(_least_states(spec, stage, overcounted) + least_outside_bytes(spec, gpu, stage) for stage in stages)
     if spec.training.compile or overcounted != "nothing":  # a compiler may keep less of all else
         return most
     for stage in stages:
         if limit is not None and most > limit:
             break
-        most = max(most, _least_peak(spec, stage, gpu) + outside_bytes(spec, gpu, stage))
+        most = max(most, _least_peak(spec, stage, gpu) + least_outside_bytes(spec, gpu, stage))
     return most
 
 
@@ -155,15 +157,15 @@ def recorded_need(spec: Spec, gpu: GpuSpec | None, allocated: int) -> MemoryNeed
     run may need less than this peak, which is of eager execution; only the ratio decides that it does not fit.
     """
     ratio, errors = reserve_ratio(kinds_of(spec), compiled=spec.training.compile)
-    outside = outside_bytes(spec, gpu)
-    found = MemoryNeed(ceil(allocated * ratio), errors, outside, None, None, None)
+    least_outside = least_outside_bytes(spec, gpu)
+    found = MemoryNeed(ceil(allocated * ratio), errors, outside_bytes(spec, gpu), least_outside, None, None, None)
     if not spec.training.compile:  # reserved memory is never less than allocated memory
         least = min(allocated / found.reserved_bytes - 1, 0.0) if found.reserved_bytes else 0.0
         found = found._replace(errors=errors._replace(low=max(errors.low, least)))
     if gpu is None:
         return found
     answer = answer_of(found, gpu.usable_bytes)
-    may_finish = not spec.training.compile and outside + allocated <= gpu.usable_bytes
+    may_finish = not spec.training.compile and least_outside + allocated <= gpu.usable_bytes
     return found._replace(on_gpu="unknown" if answer == "does-not-fit" and may_finish else answer)
 
 
@@ -346,7 +348,7 @@ def _is_beyond(spec: Spec, gpu: GpuSpec | None, stage: Stage, errors: RecordedEr
     """Return whether a rank's live requests exceed even a device larger by the errors of replays: none can finish."""
     if gpu is None:
         return False
-    larger = floor((gpu.usable_bytes - outside_bytes(spec, gpu, stage)) / (1 + errors.low))
+    larger = floor((gpu.usable_bytes - least_outside_bytes(spec, gpu, stage)) / (1 + errors.low))
     return _least_allocated(spec, gpu, stage) > larger
 
 
@@ -379,15 +381,15 @@ def _replayed_order(
     recordings/gpu/h100-80gb-torch-2.11.0/near-20261127.jsonl.
     """
     errors = errors_of(spec)
-    outside = outside_bytes(spec, gpu, stage)
+    outside, least_outside = outside_bytes(spec, gpu, stage), least_outside_bytes(spec, gpu, stage)
     room = None if gpu is None else gpu.usable_bytes - outside
-    larger = None if room is None else floor(room / (1 + errors.low))
+    larger = None if gpu is None else floor((gpu.usable_bytes - least_outside) / (1 + errors.low))
     beyond = _is_beyond(spec, gpu, stage, errors)
     on_gpu = None if beyond else on(room)
     found = on_gpu or on(None)
     if found is None:
         return None
-    need = MemoryNeed(found.reserved_bytes, errors, outside, found.played, None, None)
+    need = MemoryNeed(found.reserved_bytes, errors, outside, least_outside, found.played, None, None)
     if gpu is None or room is None or larger is None:
         return need
     if on_gpu is None:

@@ -70,7 +70,7 @@ def test_layouts_that_cost_more_than_the_shown_ones_change_nothing_that_is_shown
     assert len(totals) <= len(everything.fitting) <= len(totals) + cheapest.undecided
 
 
-def test_above_the_interval_of_recorded_runs_a_replay_decides() -> None:
+def test_above_the_estimate_from_recorded_runs_a_replay_decides() -> None:
     """A full GPU frees cached blocks: the run reserves less than such runs did, and fits."""
     card = find_gpu("a100-40gb")
     spec = memcalc.load("llama-3-8b", "recipe=mixed-16", gpu=card.name)
@@ -78,7 +78,7 @@ def test_above_the_interval_of_recorded_runs_a_replay_decides() -> None:
     sharded = next(layout for layout in layouts if layout.spec.parallelism.zero_stage == 3)
     run = chosen(sharded, "full", 1)
 
-    assert recorded_need(run, card, allocated_bytes(run, card)).low_bytes > card.usable_bytes
+    assert recorded_need(run, card, allocated_bytes(run, card)).device_bytes > card.usable_bytes
     assert judge_by_records(run).answer == "unknown"
     assert judge(run).answer == "fits"
 

@@ -48,4 +48,4 @@ def test_all() -> None:
     runs = near_runs()
 
     assert len(runs) >= 1956
-    check(runs, 40)
+    check(runs, 48)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import memcalc
-from memcalc.estimation.outside_allocator import outside_bytes
+from memcalc.estimation.outside_allocator import LEAST_FIRST_GROUP_BYTES, outside_bytes
 from memcalc.layout.stages import stages_of
 from memcalc.ledger.verdict import Answer, RecordedErrors, Verdict, observed
 from memcalc.simulation.simulated_run import simulate
@@ -28,11 +28,23 @@ CARD = find_gpu("h100-80gb")
 PLAIN = "one GPU, plain modules"
 
 
-def need(reserved: int, low: float, high: float, on_card: Answer | None = None) -> MemoryNeed:
+def need(
+    reserved: int, low: float, high: float, on_card: Answer | None = None, outside: tuple[int, int] = (GIB, GIB)
+) -> MemoryNeed:
     errors = RecordedErrors("one GPU", 30, 0.001, high, low, high, replayed=True)
-    return MemoryNeed(
-        reserved, errors, GIB, AllocatorOverhead({}, reserved), on_card, None if on_card is None else on_card == "fits"
-    )
+    finishes = None if on_card is None else on_card == "fits"
+    return MemoryNeed(reserved, errors, max(outside), min(outside), AllocatorOverhead({}, reserved), on_card, finishes)
+
+
+@pytest.mark.parametrize(
+    ("limit", "answer"), [(113, "fits"), (112, "unknown"), (103, "unknown"), (102, "does-not-fit")]
+)
+def test_a_limit_and_the_least_and_most_of_the_communication_library(limit: int, answer: str) -> None:
+    """100 GiB reserved, known exactly, beside 3 to 13 GiB of context and communicators."""
+    found = verdict_of(need(100 * GIB, 0.0, 0.0, outside=(3 * GIB, 13 * GIB)), None, limit * GIB, 90 * GIB, ())
+
+    assert found.answer == answer
+    assert found.device_bytes == 113 * GIB
 
 
 @pytest.mark.parametrize(
@@ -213,9 +225,12 @@ def test_several_gpus_are_judged_by_recorded_runs(monkeypatch: pytest.MonkeyPatc
     allocated, outside = result.ledger.peak_bytes, result.headline.outside
     around = outside.device_context + outside.communication_library
 
+    assert outside.communication_library == 1536 * 2**20
     assert result.interval is not None
     assert result.headline.reserved_bytes == ceil(allocated * 1.1)
-    assert result.interval.low_bytes == pytest.approx(floor(allocated * 1.05) + around, abs=2)
+    assert result.interval.low_bytes == pytest.approx(
+        floor(allocated * 1.05) + outside.device_context + 1024 * 2**20, abs=2
+    )
     assert result.interval.high_bytes == pytest.approx(ceil(allocated * 1.2) + around, abs=2)
     assert result.confidence == "formula"
     assert any(note.startswith("Allocator not replayed: ") for note in result.notes)
@@ -232,7 +247,7 @@ def test_a_run_without_a_replay_may_fit_a_gpu_with_room_for_its_allocated_peak(
     config = ("gpt2", "data_parallel=8", "optimizer=adam-4bit", "b=8")
     unlimited = memcalc.estimate(*config, gpu="h100-80gb").replayed
     peak, outside = unlimited.ledger.peak_bytes, unlimited.headline.outside
-    around = outside.device_context + outside.communication_library
+    around = outside.device_context + (LEAST_FIRST_GROUP_BYTES if ratio < 1 else outside.communication_library)
 
     found = judge(memcalc.load(*config, gpu=f"h100-80gb:{floor(peak * ratio) + around}B"))
 
