@@ -19,7 +19,7 @@ from benchmarks.programs.compare import settings, write_files
 from benchmarks.programs.record import read_records, record_path
 from memcalc.errors import OutOfMemory
 from memcalc.importers.loading import load
-from memcalc.simulation.batch_lengths import orders_of
+from memcalc.simulation.batch_lengths import BatchLength, orders_of
 from memcalc.simulation.simulated_run import run_requests
 from memcalc.spec.spec import Spec
 from memcalc.stream.requests import Replay, replay
@@ -46,23 +46,25 @@ def main() -> None:
         print(f"{name}: {base.reserved_bytes / 2**20:.0f} MiB with batches of {longest} tokens")
         print("  orders of the verdict:", *(excess(spec, lengths, base) for lengths in orders_of(spec)))
         for first in FIRST:
-            found = [excess(spec, [longest * each // 8 for each in (first, second, 8, 8)], base) for second in SECOND]
+            orders = [[BatchLength(longest * each // 8) for each in (first, second, 8, 8)] for second in SECOND]
+            found = [excess(spec, lengths, base) for lengths in orders]
             print(f"  first {first}/8, second {'/8, '.join(map(str, SECOND))}/8:", *found)
         for order in range(ORDERS):
             rng = random.Random(order)
             lengths = [
-                longest if rng.random() < TRUNCATED else rng.randint(longest // 32, longest) for _ in range(MANY)
+                BatchLength(longest if rng.random() < TRUNCATED else rng.randint(longest // 32, longest))
+                for _ in range(MANY)
             ]
             print(f"  random order {order}:", *(excess(spec, lengths[:many], base) for many in (FEW, MANY)))
 
 
-def excess(spec: Spec, lengths: Sequence[int], base: Replay) -> int:
+def excess(spec: Spec, lengths: Sequence[BatchLength], base: Replay) -> int:
     """The largest of MORE with which the run still does not finish; 0: it finishes with the memory of `base`."""
     rooms = {percent: base.reserved_bytes * (100 + percent) // 100 for percent in MORE}
     return max((percent for percent, room in rooms.items() if played(spec, lengths, room) is None), default=0)
 
 
-def played(spec: Spec, lengths: Sequence[int], room: int | None = None) -> Replay | None:
+def played(spec: Spec, lengths: Sequence[BatchLength], room: int | None = None) -> Replay | None:
     """The replay with this memory; None: it does not finish."""
     training = spec.training
     try:

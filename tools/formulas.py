@@ -363,17 +363,13 @@ def outside_table() -> str:
     """Return a table of defaults for device memory outside allocated blocks."""
     contexts = sorted({card.context_bytes // MIB for card in all_gpus()})
     workspaces_of = {name: _cublas(name) for name in ("a100-80gb", "h100-80gb")}
+    nccl = outside_allocator
+    groups = {
+        "NCCL, the first group of ranks": (nccl.FIRST_GROUP_BYTES, nccl.LEAST_FIRST_GROUP_BYTES),
+        "NCCL, each further group": (nccl.FURTHER_GROUP_BYTES, nccl.LEAST_FURTHER_GROUP_BYTES),
+    }
     rows = [
-        [
-            "NCCL, the first group of ranks",
-            f"{outside_allocator.FIRST_GROUP_BYTES // MIB:,} MiB, at least "
-            f"{outside_allocator.LEAST_FIRST_GROUP_BYTES // MIB:,} MiB",
-        ],
-        [
-            "NCCL, each further group",
-            f"{outside_allocator.FURTHER_GROUP_BYTES // MIB:,} MiB, at least "
-            f"{outside_allocator.LEAST_FURTHER_GROUP_BYTES // MIB:,} MiB",
-        ],
+        *([name, f"{most // MIB:,} MiB, at least {least // MIB:,} MiB"] for name, (most, least) in groups.items()),
         ["CUDA context", f"{' or '.join(f'{size:,}' for size in contexts)} MiB, by GPU"],
         *([f"cuBLAS workspace of a thread, {find_gpu(c).label}", f] for c, f in workspaces_of.items()),
     ]

@@ -86,7 +86,7 @@ MEANINGS = {
     "T/n": "tokens of a chunk of the loss, b·s/n rounded up",
     "T'": "tokens of the last chunk, the remainder",
     "T_f": "rows of logits of a fused loss, 2^k >= b·s/(V/d)",
-    "T_s": "tokens with a label: all except the last of each sequence, b·(s-1), or generated completions",
+    "T_s": "tokens with a label: all except the last of each sequence, b·(s-1), generated completions, or as given",
     "T_t": "rows of a tile of logits, at most 4,096",
     "V_t": "columns of a tile of logits, 32,768",
     "V_w": "rows of the LM head's weight for a tile, at most V_t",
@@ -250,7 +250,8 @@ def symbol_values(spec: Spec, gpu: GpuSpec | None) -> dict[str, int]:
     share = -(-values["V"] // values["d_e"])
     values["T_f"] = min(1 << (-(-b * s // share) - 1).bit_length(), b * s)
     # TRL 1.16 trl/trainer/grpo_trainer.py, _get_per_token_logps_and_entropies: prompts have no labels.
-    values["T_s"] = b * min(s - 1, spec.training.completion_length or s - 1)
+    labeled = spec.training.labeled_tokens or spec.training.completion_length or s - 1
+    values["T_s"] = b * min(s - 1, labeled)
     values["T_t"] = min(values["T_s"], TILE_ROWS)
     values["V_t"] = TILE_COLUMNS
     values["V_w"] = min(values["V"], TILE_COLUMNS)

@@ -8,7 +8,22 @@ is replayed in several orders.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from memcalc.spec.spec import Spec
+
+
+class BatchLength(NamedTuple):
+    """The length of a micro-batch.
+
+    Args:
+        tokens: of each sequence, including padding.
+        labeled: `training.labeled_tokens`.
+    """
+
+    tokens: int
+    labeled: int | None = None
+
 
 # Lengths of consecutive micro-batches, in eighths of the longest one. The first one decides most, because optimizer
 # states are allocated after it. In four orders the longest batch is second; in the last one each batch is longer than
@@ -18,8 +33,11 @@ EIGHTHS = ((1, 8, 6, 8), (3, 8, 7, 8), (5, 8, 2, 8), (7, 8, 5, 8), (3, 5, 7, 8))
 _SHORTEST = 2  # tokens: the loss shifts labels by one, so a single token has none
 
 
-def orders_of(spec: Spec) -> tuple[tuple[int, ...], ...]:
-    """Return the orders of sequence lengths in which a run is replayed; empty if all batches have the same length."""
+def orders_of(spec: Spec) -> tuple[tuple[BatchLength, ...], ...]:
+    """Return the orders of lengths in which a run is replayed; empty if all batches have the same length.
+
+    Padded batches of one length also differ in how many of their tokens have a label, and so in their tile of logits.
+    """
     training, parallelism = spec.training, spec.parallelism
     if not training.variable_lengths or spec.inference is not None or parallelism.pipeline_parallel > 1:
         return ()
@@ -28,13 +46,26 @@ def orders_of(spec: Spec) -> tuple[tuple[int, ...], ...]:
     # Sequences are split over the ranks of tensor and context parallelism.
     longest, multiple = training.sequence_length, parallelism.tensor_parallel * parallelism.context_parallel
     least = min(max(_SHORTEST, multiple), longest)
-    return tuple(
-        tuple(max(longest * each // 8 // multiple * multiple, least) for each in eighths) for eighths in EIGHTHS
-    )
+    labels = training.labeled_tokens
+
+    def shortened(eighths: int) -> BatchLength:
+        tokens = max(longest * eighths // 8 // multiple * multiple, least)
+        return BatchLength(tokens, None if labels is None else min(max(labels * eighths // 8, 1), tokens - 1))
+
+    orders = [tuple(map(shortened, eighths)) for eighths in EIGHTHS]
+    if training.loss == "tiled" and training.micro_batch_size > 1 and not training.padding_free:
+        most = labels or longest - 1
+        orders.append(tuple(BatchLength(longest, max(most * each // 8, 1)) for each in EIGHTHS[-1]))
+    return tuple(orders)
 
 
-def with_length(spec: Spec, length: int) -> Spec:
-    """Return a run with another sequence length."""
-    if length == spec.training.sequence_length:
+def length_of(spec: Spec) -> BatchLength:
+    """Return the length of a run's longest batches."""
+    return BatchLength(spec.training.sequence_length, spec.training.labeled_tokens)
+
+
+def with_length(spec: Spec, length: BatchLength) -> Spec:
+    """Return a run with batches of another length."""
+    if length == length_of(spec):
         return spec
-    return spec.with_training(sequence_length=length)
+    return spec.with_training(sequence_length=length.tokens, labeled_tokens=length.labeled)

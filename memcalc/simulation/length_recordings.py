@@ -18,7 +18,7 @@ from memcalc.layout.sequence_sharding import has_ring_attention
 from memcalc.layout.stages import LayerModules, Stage, layer_modules, stages_of
 from memcalc.programs.program import Program
 from memcalc.programs.sized_program import ProgramSizer, SizedProgram, run_sizer
-from memcalc.simulation.batch_lengths import with_length
+from memcalc.simulation.batch_lengths import BatchLength, length_of, with_length
 from memcalc.simulation.simulated_run import SimulatedRun, repeated_steps
 from memcalc.spec.scoring import scored_by_reference
 from memcalc.spec.spec import Spec
@@ -97,7 +97,7 @@ class OpenProgram(SizedProgram):
         return self._placeholder(Slot(self.program, storage, change))
 
 
-class BatchLength:
+class SizedBatch:
     """Batches of one length: their programs and sizes.
 
     Args:
@@ -157,7 +157,7 @@ class OpenSizer(ProgramSizer):
         placeholder: function that returns the placeholder of a slot.
     """
 
-    def __init__(self, length: BatchLength, placeholder: Callable[[Slot], int]) -> None:
+    def __init__(self, length: SizedBatch, placeholder: Callable[[Slot], int]) -> None:
         super().__init__({})
         self._length, self._placeholder = length, placeholder
 
@@ -179,16 +179,18 @@ class LengthRecording:
     """
 
     def __init__(
-        self, spec: Spec, rank: int | None, lengths: tuple[int, ...], batches: Callable[[int], BatchLength]
+        self,
+        spec: Spec,
+        rank: int | None,
+        lengths: tuple[BatchLength, ...],
+        batches: Callable[[BatchLength], SizedBatch],
     ) -> None:
         self._spec, self._lengths, self._batches = spec, lengths, batches
         self._slots: dict[Slot, int] = {}  # with their placeholders
-        self._tables: dict[int, dict[int, int]] = {}  # by length
-        self._scripts: dict[tuple[int, int], list[int]] = {}  # by number of the interval and length
+        self._tables: dict[BatchLength, dict[int, int]] = {}  # by length
+        self._scripts: dict[tuple[int, BatchLength], list[int]] = {}  # by number of the interval and length
         sizers = {length: OpenSizer(batches(length), self._placeholder) for length in lengths}
-        run = SimulatedRun(
-            spec, Requests(), rank=rank, lengths=lengths, sizer_of=lambda run: sizers[run.training.sequence_length]
-        )
+        run = SimulatedRun(spec, Requests(), rank=rank, lengths=lengths, sizer_of=lambda run: sizers[length_of(run)])
         self._requests, self._beginnings, self._steps = run.play(), run.beginnings, run.steady_steps
         self._programs = {slot.program for slot in self._slots}
         scripts = (interval.script for interval in self._requests.stretches)
@@ -197,17 +199,17 @@ class LengthRecording:
     def _placeholder(self, slot: Slot) -> int:
         return self._slots.setdefault(slot, _FIRST + len(self._slots))
 
-    def serves(self, lengths: tuple[int, ...]) -> bool:
+    def serves(self, lengths: tuple[BatchLength, ...]) -> bool:
         """Return whether an order of lengths makes the same requests, of other sizes."""
         pairs = {*zip(self._lengths, lengths, strict=True)}
         return all(self._covers(self._batches(ours), self._batches(other)) for ours, other in pairs)
 
-    def _covers(self, ours: BatchLength, other: BatchLength) -> bool:
+    def _covers(self, ours: SizedBatch, other: SizedBatch) -> bool:
         return ours.blocks == other.blocks and all(
             ours.shape(program).covers(other.shape(program)) for program in self._programs
         )
 
-    def requests(self, lengths: tuple[int, ...]) -> Requests:
+    def requests(self, lengths: tuple[BatchLength, ...]) -> Requests:
         """Return the requests of an order of lengths that it serves."""
         tables = {length: self._table(length) for length in lengths}
         stretches, empty = [*self._requests.stretches], set[int]()
@@ -224,14 +226,14 @@ class LengthRecording:
                 stretches[at] = stretches[at]._replace(script=script)
         return self._requests.with_intervals(stretches, repeated_steps(self._spec, lengths, self._steps))
 
-    def _script(self, at: int, length: int) -> list[int]:
+    def _script(self, at: int, length: BatchLength) -> list[int]:
         """Return the requests of an interval with batches of one length, which orders of lengths share."""
         if (at, length) not in self._scripts:
             table = self._table(length)
             self._scripts[at, length] = [table.get(change, change) for change in self._requests.stretches[at].script]
         return self._scripts[at, length]
 
-    def _table(self, length: int) -> dict[int, int]:
+    def _table(self, length: BatchLength) -> dict[int, int]:
         """Return the encoded request for each encoded placeholder."""
         if length not in self._tables:
             batches = self._batches(length)
@@ -263,26 +265,26 @@ class LengthRecordings:
 
     def __init__(self, spec: Spec, rank: int | None) -> None:
         self._spec, self._rank, self._stage = spec, rank, stages_of(spec)[0]
-        self._lengths: dict[int, BatchLength] = {}
+        self._lengths: dict[BatchLength, SizedBatch] = {}
         self._known: list[LengthRecording] = []
 
-    def requests(self, lengths: tuple[int, ...]) -> Requests:
+    def requests(self, lengths: tuple[BatchLength, ...]) -> Requests:
         """Return the requests of an order of lengths.
 
         Most orders are served by a recording of batches that are as long as possible, because they need all workspaces.
         """
         if not self._known:
-            self._record((self._spec.training.sequence_length,) * len(lengths))
+            self._record((length_of(self._spec),) * len(lengths))
         found = next((each for each in self._known if each.serves(lengths)), None) or self._record(lengths)
         return found.requests(lengths)
 
-    def _record(self, lengths: tuple[int, ...]) -> LengthRecording:
+    def _record(self, lengths: tuple[BatchLength, ...]) -> LengthRecording:
         self._known.append(LengthRecording(self._spec, self._rank, lengths, self._batches))
         return self._known[-1]
 
-    def _batches(self, length: int) -> BatchLength:
+    def _batches(self, length: BatchLength) -> SizedBatch:
         if length not in self._lengths:
-            self._lengths[length] = BatchLength(with_length(self._spec, length), self._stage)
+            self._lengths[length] = SizedBatch(with_length(self._spec, length), self._stage)
         return self._lengths[length]
 
 

@@ -28,7 +28,7 @@ from memcalc.sharding.engines import arriving_gradients, engine_of, gradient_nam
 from memcalc.sharding.megatron import lacks as megatron_lacks
 from memcalc.sharding.schedules import lacks as pipeline_lacks
 from memcalc.simulation.backward_updates import UpdatesInBackward
-from memcalc.simulation.batch_lengths import with_length
+from memcalc.simulation.batch_lengths import BatchLength, length_of, with_length
 from memcalc.simulation.construction import built_before_training
 from memcalc.simulation.evaluation import evaluated, reference_run
 from memcalc.simulation.forward_backward import ForwardBackward
@@ -61,7 +61,7 @@ COMPARED_ALONE = ("adam-4bit",)  # compared with recorded runs of one GPU only
 
 
 def run_requests(
-    spec: Spec, stage: Stage | None = None, rank: int | None = None, lengths: tuple[int, ...] = ()
+    spec: Spec, stage: Stage | None = None, rank: int | None = None, lengths: tuple[BatchLength, ...] = ()
 ) -> Requests:
     """Return the requests of three steps or of a generation, in order, which callers must not change.
 
@@ -77,7 +77,7 @@ def run_requests(
     return _recorded(spec, stage or stages_of(spec)[0], rank, lengths)
 
 
-def delayed_requests(spec: Spec, rank: int | None = None, lengths: tuple[int, ...] = ()) -> Requests:
+def delayed_requests(spec: Spec, rank: int | None = None, lengths: tuple[BatchLength, ...] = ()) -> Requests:
     """Return the requests of `run_requests` on a GPU that is as late as possible.
 
     The host waits for it once a step, and where the engine does. Call it only if `waits_for_streams(spec)`.
@@ -86,7 +86,7 @@ def delayed_requests(spec: Spec, rank: int | None = None, lengths: tuple[int, ..
 
 
 @lru_cache(maxsize=1)  # a run's timeline uses the requests of its verdict
-def _recorded(spec: Spec, stage: Stage, rank: int | None, lengths: tuple[int, ...]) -> Requests:
+def _recorded(spec: Spec, stage: Stage, rank: int | None, lengths: tuple[BatchLength, ...]) -> Requests:
     if spec.inference is not None:
         return GenerationRequests(spec, Requests()).record()
     if spec.parallelism.has_pipeline_engine:
@@ -133,7 +133,7 @@ def simulate(spec: Spec, stage: Stage | None = None, rank: int | None = None) ->
         return replay(requests, settings, torch, capacity=gpu.usable_bytes)
 
 
-def repeated_steps(spec: Spec, lengths: tuple[int, ...], steps: Sequence[Beginning]) -> list[Beginning]:
+def repeated_steps(spec: Spec, lengths: tuple[BatchLength, ...], steps: Sequence[Beginning]) -> list[Beginning]:
     """Return the last of a run's steady steps, and the one before it with batches of the same lengths; empty: none is.
 
     Args:
@@ -160,7 +160,7 @@ class Teacher:
         plan = items_of((), self.run.model.num_layers)
         self.engine = reference_engine_of(requests, ordered, units, self.run, plan)
         self.parameters = gradient_names(self.run, units)
-        self.batches: dict[int, MicroBatch] = {}  # by sequence length
+        self.batches: dict[BatchLength, MicroBatch] = {}
 
 
 class SimulatedRun:
@@ -183,12 +183,12 @@ class SimulatedRun:
         requests: Requests,
         stage: Stage | None = None,
         rank: int | None = None,
-        lengths: tuple[int, ...] = (),
+        lengths: tuple[BatchLength, ...] = (),
         sizer_of: Callable[[Spec], ProgramSizer] | None = None,
     ) -> None:
         self.spec, self.stage, self.choice = spec, stage or stages_of(spec)[0], state_options(spec)
         self.rank_in_ring = rank if has_ring_attention(spec) else None
-        self.lengths, self.next_lengths = lengths, cycle(lengths or (spec.training.sequence_length,))
+        self.lengths, self.next_lengths = lengths, cycle(lengths or (length_of(spec),))
         self.card = spec.gpu
         self.sizer_of = sizer_of or partial(run_sizer, gpu=self.card, rank_in_ring=self.rank_in_ring)
         self.workspace = workspace("forward", spec, self.card, 0)
@@ -220,14 +220,14 @@ class SimulatedRun:
         self.remaining: list[int] = []  # the embedding's gradient, if zero_grad does not free it
         self.passing: MicroBatch | None = None  # the current micro-batch
         self.beginnings: list[Beginning] = []  # of micro-batches
-        self.length = 0  # its sequence length
+        self.length = length_of(spec)  # its length
         self.reference_engine: Engine | None = None  # of a model that scores each micro-batch of the policy
         # The reference's batches by sequence length and number of samples.
         self.references: dict[tuple[int, int], MicroBatch] = {}
         self.scored: list[int] = []  # output of the reference, if a variable still references it
         self.teacher = None if spec.training.teacher is None else Teacher(spec, requests)
-        # The micro-batches by whether gradients exist before them, and by sequence length.
-        self.kinds: dict[tuple[bool, int], MicroBatch] = {}
+        # The micro-batches by whether gradients exist before them, and by length.
+        self.kinds: dict[tuple[bool, BatchLength], MicroBatch] = {}
         self.steady_step: RecordedRequests | None = None  # the optimizer step, for all steps but the first
         self.steady_gradients: list[int] = []  # the gradients it was recorded with
         self.steps = 0  # completed

@@ -225,6 +225,10 @@ class TrainingSpec(ConfigBlock):
         description="whether batches have different lengths of at most sequence_length, as with dynamic padding, which "
         "pads each batch to its longest sequence",
     )
+    labeled_tokens: Size | None = Field(
+        None,
+        description="with loss tiled: tokens of each sequence that have a label, on average; default: all but the last",
+    )
     padding_mask: PaddingMask = Field(
         "none",
         description="mask of padded sequences, with which transformers' sdpa runs the memory-efficient kernel: "

@@ -17,7 +17,7 @@ from memcalc.layout.stages import Stage, stages_alike, stages_of, stages_that_ma
 from memcalc.ledger.component import Component
 from memcalc.ledger.verdict import Answer, RecordedErrors
 from memcalc.sharding.engines import ranks_to_replay, waits_for_streams
-from memcalc.simulation.batch_lengths import orders_of
+from memcalc.simulation.batch_lengths import BatchLength, orders_of
 from memcalc.simulation.simulated_run import delayed_requests, run_requests, unsupported_reason
 from memcalc.spec.hardware.gpus import GpuSpec
 from memcalc.spec.limits import Overcount, most_overcounted
@@ -185,7 +185,13 @@ def gets_through(spec: Spec, gpu: GpuSpec) -> bool:
 
 @lru_cache(maxsize=64)
 def _replay_on(
-    spec: Spec, stage: Stage, rank: int | None, room: int | None, lengths: tuple[int, ...] = (), *, late: bool = False
+    spec: Spec,
+    stage: Stage,
+    rank: int | None,
+    room: int | None,
+    lengths: tuple[BatchLength, ...] = (),
+    *,
+    late: bool = False,
 ) -> Replay | None:
     """Return the replay of a rank's run with a given memory for the allocator; None: it runs out of memory.
 

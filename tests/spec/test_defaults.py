@@ -81,6 +81,7 @@ def test_a_silent_file_has_these_values() -> None:
         "attention_windows": "kernel",
         "padding_free": False,
         "variable_lengths": False,
+        "labeled_tokens": None,
         "padding_mask": "none",
         "dropout": None,
         "loss": "materialized",

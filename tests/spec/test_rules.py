@@ -377,3 +377,14 @@ def test_a_rule_points_to_the_line_of_its_key_whatever_its_name(tmp_path: Path) 
         InputError, match=rf"^{re.escape(str(file))}:4: training.sequence_length: sequence_length = 4096 is longer"
     ):
         load(file)
+
+
+def test_labels_are_those_of_a_tiled_loss() -> None:
+    assert refusal(training={"labeled_tokens": 8}) == (
+        "configuration: training.labeled_tokens: labeled_tokens = 8 has no effect on loss = materialized, which reads "
+        "all tokens. Leave labeled_tokens out, or set loss: tiled."
+    )
+    assert refusal(training={"labeled_tokens": 16, "sequence_length": 16, "loss": "tiled"}) == (
+        "configuration: training.labeled_tokens: labeled_tokens = 16 must be less than sequence_length = 16: the last "
+        "token has no label. Lower labeled_tokens, or raise sequence_length."
+    )

@@ -11,7 +11,7 @@ from benchmarks.programs.compare import settings, write_files
 from memcalc.importers.loading import load
 from memcalc.layout.stages import Stage, stages_of
 from memcalc.report.screens.verdict import error_bars, verdict
-from memcalc.simulation.batch_lengths import EIGHTHS, orders_of
+from memcalc.simulation.batch_lengths import EIGHTHS, BatchLength, orders_of
 from memcalc.simulation.simulated_run import run_requests
 from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.spec.spec import Spec
@@ -38,8 +38,39 @@ def recorded_program(family: str, seed: str, number: int, tmp_path: Path) -> tup
 def test_the_orders_end_with_or_contain_the_longest_batch() -> None:
     spec = memcalc.load("gpt2", *SMALL, VARIES)
 
-    assert orders_of(spec) == tuple(tuple(32 * each for each in eighths) for eighths in EIGHTHS)  # 256 / 8
-    assert all(256 in lengths and lengths[0] < 256 for lengths in orders_of(spec))
+    assert orders_of(spec) == tuple(tuple(BatchLength(32 * each) for each in eighths) for eighths in EIGHTHS)  # 256 / 8
+    assert all(BatchLength(256) in lengths and lengths[0].tokens < 256 for lengths in orders_of(spec))
+
+
+LABELED = ("implementation=huggingface", VARIES, "loss=tiled")
+
+
+def test_padded_batches_of_one_length_differ_in_their_labels() -> None:
+    """Of 255 tokens with a label 3/8, 5/8, 7/8 and all. One sequence alone is not padded."""
+    spec = memcalc.load("llama-3.2-1b", "b=4", "s=256", *LABELED)
+    alone = spec.with_training(micro_batch_size=1)
+
+    assert orders_of(spec) == (*orders_of(alone), tuple(BatchLength(256, each) for each in (95, 159, 223, 255)))
+
+
+def test_given_labels_shrink_with_the_batch() -> None:
+    spec = memcalc.load("llama-3.2-1b", "b=4", "s=256", *LABELED, "labeled_tokens=100")
+
+    assert orders_of(spec)[0] == (
+        BatchLength(32, 12),
+        BatchLength(256, 100),
+        BatchLength(192, 75),
+        BatchLength(256, 100),
+    )
+    assert orders_of(spec)[-1] == tuple(BatchLength(256, each) for each in (37, 62, 87, 100))
+
+
+def test_labels_decide_the_tile_of_logits() -> None:
+    """TRL's tiles have at most 32,768 columns in bf16: 4 sequences of 100 labels are 4 * 100 * 32,768 * 2 bytes."""
+    spec = memcalc.load("llama-3.2-1b", "b=4", "s=256", *LABELED, "labeled_tokens=100", "recipe=pure")
+    loss = next(each for each in run_requests(spec).stretches if each.phase == "loss_1")
+
+    assert 4 * 100 * 32_768 * 2 in loss.script
 
 
 @pytest.mark.parametrize(
@@ -57,7 +88,7 @@ def test_runs_without_orders(words: tuple[str, ...]) -> None:
 def test_lengths_are_multiples_of_the_ranks_that_split_them() -> None:
     spec = memcalc.load("gpt2", "s=96", VARIES, "parallelism.tensor_parallel=4")
 
-    assert orders_of(spec)[0] == (12, 96, 72, 96)  # 96 / 8 = 12, a multiple of 4
+    assert orders_of(spec)[0] == tuple(map(BatchLength, (12, 96, 72, 96)))  # 96 / 8 = 12, a multiple of 4
 
 
 def test_each_micro_batch_has_its_own_length() -> None:
@@ -70,7 +101,7 @@ def test_each_micro_batch_has_its_own_length() -> None:
     forwards = [each for each in run_requests(spec, lengths=order).stretches if each.phase.startswith("forward")]
 
     assert len(forwards) == len(order) == 4
-    assert [each.script[0] for each in forwards] == [4 * length * 768 * 2 for length in order]
+    assert [each.script[0] for each in forwards] == [4 * length.tokens * 768 * 2 for length in order]
 
 
 def test_micro_batches_of_a_step_take_the_lengths_in_turn() -> None:
@@ -90,7 +121,7 @@ def test_lengths_that_are_all_the_longest_change_nothing() -> None:
     spec = memcalc.load("gpt2", *SMALL, VARIES)
     found = [
         [(each.phase, each.script) for each in run_requests(spec, stages_of(spec)[0], None, lengths).stretches]
-        for lengths in ((), (256, 256, 256))
+        for lengths in ((), (BatchLength(256),) * 3)
     ]
 
     assert found[0] == found[1]
@@ -152,14 +183,14 @@ def test_a_run_fits_only_if_it_does_in_every_order(mib: int, expected: tuple[boo
     ],
 )
 def test_the_answer_is_that_on_which_all_orders_agree(
-    finishes: Callable[[tuple[int, ...]], bool], answer: str, monkeypatch: pytest.MonkeyPatch
+    finishes: Callable[[tuple[BatchLength, ...]], bool], answer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Orders that finish reserve 1 GiB; the others need 2 GiB more than the GPU of 8 GiB has, which is found to 1%."""
     spec = memcalc.load("gpt2", *SMALL, VARIES, gpu="a100-80gb:8GiB")
     card = find_gpu("a100-80gb:8GiB")
 
     def replayed(
-        _spec: Spec, _stage: Stage, _rank: int | None, room: int | None, lengths: tuple[int, ...] = ()
+        _spec: Spec, _stage: Stage, _rank: int | None, room: int | None, lengths: tuple[BatchLength, ...] = ()
     ) -> Replay | None:
         if finishes(lengths):
             return Replay({}, GIB)

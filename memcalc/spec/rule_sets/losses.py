@@ -130,6 +130,27 @@ def _classification(spec: Spec) -> Iterator[Violation]:
     yield from only(spec, fields, problem, "num_labels: 0")
 
 
+def labels(spec: Spec) -> Iterator[Violation]:
+    """Yield violations: only TRL's tiled loss selects the tokens with a label, which the last token never has."""
+    training = spec.training
+    if training.labeled_tokens is None:
+        return
+    if training.loss != "tiled":
+        yield Violation(
+            ("training", "labeled_tokens"),
+            f"labeled_tokens = {training.labeled_tokens} has no effect on loss = {training.loss}, which reads all "
+            "tokens.",
+            "Leave labeled_tokens out, or set loss: tiled.",
+        )
+    elif training.labeled_tokens >= training.sequence_length:
+        yield Violation(
+            ("training", "labeled_tokens"),
+            f"labeled_tokens = {training.labeled_tokens} must be less than sequence_length = "
+            f"{training.sequence_length}: the last token has no label.",
+            "Lower labeled_tokens, or raise sequence_length.",
+        )
+
+
 def rollouts(spec: Spec) -> Iterator[Violation]:
     """A completion follows a prompt; generation is that of one rank that has all weights."""
     training = spec.training

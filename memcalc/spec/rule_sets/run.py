@@ -17,7 +17,7 @@ from memcalc.spec.rule_sets.finetuning import finetuning
 from memcalc.spec.rule_sets.fp8 import fp8
 from memcalc.spec.rule_sets.inference import inference
 from memcalc.spec.rule_sets.kernels import kernels
-from memcalc.spec.rule_sets.losses import loss, rollouts, teacher
+from memcalc.spec.rule_sets.losses import labels, loss, rollouts, teacher
 from memcalc.spec.rule_sets.optimizers import optimizing
 from memcalc.spec.rule_sets.violations import Violation, divisors
 from memcalc.spec.spec import Spec
@@ -409,6 +409,7 @@ RULES: tuple[Rule, ...] = (
     fake_quantization,
     kernels,
     loss,
+    labels,
     rollouts,
     teacher,
     optimizing,
