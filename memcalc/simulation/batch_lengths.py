@@ -53,7 +53,8 @@ def orders_of(spec: Spec) -> tuple[tuple[BatchLength, ...], ...]:
         return BatchLength(tokens, None if labels is None else min(max(labels * eighths // 8, 1), tokens - 1))
 
     orders = [tuple(map(shortened, eighths)) for eighths in EIGHTHS]
-    if training.loss == "tiled" and training.micro_batch_size > 1 and not training.padding_free:
+    pads = (training.micro_batch_size > 1 or training.pairs) and not training.padding_free
+    if training.loss == "tiled" and pads and training.completion_length is None:  # GRPO's completions all have labels
         most = labels or longest - 1
         orders.append(tuple(BatchLength(longest, max(most * each // 8, 1)) for each in EIGHTHS[-1]))
     return tuple(orders)

@@ -51,6 +51,8 @@ def test_padded_batches_of_one_length_differ_in_their_labels() -> None:
     alone = spec.with_training(micro_batch_size=1)
 
     assert orders_of(spec) == (*orders_of(alone), tuple(BatchLength(256, each) for each in (95, 159, 223, 255)))
+    assert orders_of(spec) == orders_of(alone.with_training(pairs=True))
+    assert orders_of(alone) == orders_of(spec.with_training(completion_length=128))
 
 
 def test_given_labels_shrink_with_the_batch() -> None:
