@@ -219,6 +219,8 @@ def error_bars(result: Sizing, unit: Unit) -> str:
         span += " in several orders of batch lengths"
     if is_late:
         span += ", from CUDA streams that are on time to late ones"
+    if isinstance(result, Result) and result.headline.outside.communication_library:
+        span += ", from the least to the most of NCCL's buffers"
     if not errors.runs:
         assumed = f"{-errors.low:.0%} is assumed"
         return f"Interval: {span}. Too few runs of this type ({errors.run_type}) were recorded; {assumed}."
