@@ -28,7 +28,7 @@ from memcalc.ledger.row_drafts import PHASES, RowDraft, phases_of
 from memcalc.programs import operator_workspaces
 from memcalc.programs.program import Program, highest, live_storages_after
 from memcalc.programs.sized_program import run_sizer
-from memcalc.simulation.recorded_step import of_engine, recorded_step
+from memcalc.simulation.recorded_step import ChunkPasses, of_engine
 from memcalc.spec.hardware.gpus import all_gpus, find_gpu
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.model_families.conversion import attends_eagerly
@@ -334,7 +334,7 @@ ENGINES = (("ddp", 0), ("deepspeed", 1), ("deepspeed", 2), ("deepspeed", 3), ("f
 
 def _within_passes(spec: Spec, stage: Stage) -> Iterator[RowDraft]:
     """The first tensor of each kind that an engine allocates in a step, and the largest of gathered parameters."""
-    step = recorded_step(spec, stage, lambda run: run_sizer(run, None), exist=False)
+    step = ChunkPasses(spec, stage, lambda run: run_sizer(run, None)).step(stage, exist=False)
     sizes: dict[EngineTensor, list[int]] = {}
     for label, requested, _ in step.stream.made:
         if isinstance(label, EngineTensor):

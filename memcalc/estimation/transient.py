@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from memcalc.layout.spec_cache import cached_by_spec
-from memcalc.layout.stages import Stage
+from memcalc.layout.stages import Stage, one_in_flight
 from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Rows
 from memcalc.ledger.row import Row
@@ -14,9 +14,9 @@ from memcalc.ledger.row_drafts import BIT, EVALUATION, RowDraft, mask_of, phases
 from memcalc.ledger.row_writer import write_rows
 from memcalc.programs.sized_program import ProgramSizer, run_sizer
 from memcalc.sharding.engines import ranks_that_may_hold_most
-from memcalc.simulation.moments import moments_of
+from memcalc.simulation.moments import BesideStates, moments_of
 from memcalc.simulation.passes import first_workspace, passes_of, pieces_of
-from memcalc.simulation.recorded_step import PassPeak, RecordedPasses, recorded_evaluation, recorded_step
+from memcalc.simulation.recorded_step import ChunkPasses, PassPeak, RecordedPasses, SizedStream, recorded_evaluation
 from memcalc.spec.hardware.gpus import GpuSpec
 from memcalc.spec.spec import Spec
 from memcalc.states.communication_buffers import communication_buffers
@@ -36,8 +36,31 @@ class SharedPeakPhases(NamedTuple):
 
     def highest(self) -> PassPeak:
         """Return the peak (the first of equal ones)."""
-        found = (each.peak(self.phase, self.mask, first=self.first) for each in self.recorded)
-        return max(found, key=lambda peak: peak.bytes)
+        highest = self.recorded[0]
+        if len(self.recorded) > 1:
+            alike: dict[SizedStream, list[RecordedPasses]] = {}
+            for each in self.recorded:
+                alike.setdefault(each.of, []).append(each)
+            heights = {each: height for group in alike.values() for each, height in self._heights(group)}
+            highest = max(self.recorded, key=heights.__getitem__)
+        return highest.peak(self.phase, self.mask, first=self.first)
+
+    def _heights(self, alike: Sequence[RecordedPasses]) -> Iterator[tuple[RecordedPasses, int]]:
+        """Yield the bytes at the peak of each of some passes, which differ only in what the stage holds beside them.
+
+        Other micro-batches in flight are freed together, if at all. So a peak is the larger one of two: the highest
+        point before that, with their bytes, and the highest one after it. The passes with the most in flight and those
+        without any other micro-batch tell both.
+        """
+
+        def peak(passes: RecordedPasses) -> int:
+            return passes.peak(self.phase, self.mask, first=self.first).peak.bytes
+
+        most = max(alike, key=lambda each: each.in_flight_bytes)
+        before = peak(most) - most.in_flight_bytes
+        least = peak(alike[0].alone) if len(alike) > 1 else 0
+        for each in alike:
+            yield each, max(before + each.in_flight_bytes, least) + each.beside_bytes(self.mask)
 
 
 def transient_rows(spec: Spec, stage: Stage, gpu: GpuSpec | None, remainders: Mapping[str, int]) -> Rows:
@@ -155,22 +178,26 @@ def spans(
     def sizer_of(run: Spec) -> ProgramSizer:
         return sizer(run, gpu)
 
+    moments, ranks = moments_of(spec, stage), ranks_that_may_hold_most(spec)
+    beside = BesideStates(spec, stage, sizer_of(spec))
     for exist, passes in passes_of(spec, stage, gpu):
         workspace = next((each.workspace for each in passes if each.workspace is not None), None)
-        recorded = [
-            recorded_step(
-                spec,
-                moment.chunk,
-                sizer_of,
-                exist=exist or moment.is_made,
-                workspace=workspace,
-                rank=rank,
-                after_forward=moment.after_forward,
-                beside=moment.rows(spec, stage, sizer_of(spec)),
-            )
-            for moment in moments_of(spec, stage)
-            for rank in ranks_that_may_hold_most(spec)
-        ]
+        chunks: dict[Stage, ChunkPasses] = {}
+        recorded: list[RecordedPasses] = []
+        for moment in moments:
+            known = one_in_flight(moment.chunk)
+            if known not in chunks:
+                chunks[known] = ChunkPasses(spec, moment.chunk, sizer_of, workspace)
+            recorded += [
+                chunks[known].step(
+                    moment.chunk,
+                    exist=exist or moment.is_made,
+                    after_forward=moment.after_forward,
+                    rank=rank,
+                    beside=(beside, moment),
+                )
+                for rank in ranks
+            ]
         for each in passes:
             yield SharedPeakPhases(each.mask, recorded, each.stream, each.workspace is not None)
     if spec.training.evaluation_batch_size is not None:

@@ -5,8 +5,8 @@ Source: torch 2.13 distributed/pipelining/schedules.py, the `_step_microbatches`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, islice
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Literal, NamedTuple
 
 from memcalc.layout.schedules import ORDERED, VOTES_SINCE, uses_pipelining
@@ -81,9 +81,14 @@ def lacks(spec: Spec) -> Iterator[str]:
 
 def actions_of(spec: Spec, stage: Stage, first: int | None = None) -> Iterator[Action]:
     """Return the actions of a stage in one step, of the `first` micro-batches; None: of those that are played."""
-    name, micro_batches = spec.parallelism.schedule, played_micro_batches(spec) if first is None else first
-    actions = order_of(name, spec.parallelism.pipeline_parallel, stage, micro_batches)
-    if name == "interleaved":
+    micro_batches = played_micro_batches(spec) if first is None else first
+    return actions_in(spec.parallelism.schedule, spec.parallelism.pipeline_parallel, stage, micro_batches)
+
+
+def actions_in(schedule: str, stages: int, stage: Stage, micro_batches: int) -> Iterator[Action]:
+    """Return the actions of a stage in one step of a schedule, of `ORDERED`."""
+    actions = order_of(schedule, stages, stage, micro_batches)
+    if schedule == "interleaved":
         return _with_shards([*actions], micro_batches)
     return chain(actions, (Action("reduce"),))
 
@@ -117,8 +122,7 @@ def _with_shards(actions: Sequence[Action], micro_batches: int) -> Iterator[Acti
     Source: _add_unshard_reshard, _add_reduce_grad.
     """
     gathered: list[int] = []
-    for number, action in enumerate(actions):
-        following = [*islice(_distinct(each.chunk for each in islice(actions, number, None)), MOST_GATHERED)]
+    for action, following in zip(actions, _next_chunks(actions), strict=True):
         yield from (Action("reshard", chunk=chunk) for chunk in gathered if chunk not in following)
         yield from (Action("unshard", chunk=chunk) for chunk in following if chunk not in gathered)
         gathered = sorted(following)
@@ -128,13 +132,14 @@ def _with_shards(actions: Sequence[Action], micro_batches: int) -> Iterator[Acti
     yield from (Action("reshard", chunk=chunk) for chunk in gathered)
 
 
-def _distinct(chunks: Iterable[int]) -> Iterator[int]:
-    """Yield each chunk where it comes first."""
-    known: set[int] = set()
-    for each in chunks:
-        if each not in known:
-            known.add(each)
-            yield each
+def _next_chunks(actions: Sequence[Action]) -> list[list[int]]:
+    """Return for each action the next chunks, from its own on, in the order in which they come."""
+    found: list[list[int]] = []
+    following: list[int] = []
+    for action in reversed(actions):
+        following = [action.chunk, *(chunk for chunk in following if chunk != action.chunk)]
+        found.append(following[:MOST_GATHERED])
+    return found[::-1]
 
 
 def _gpipe(stage: int, stages: int, micro_batches: int) -> Iterator[Action]:

@@ -1,4 +1,4 @@
-"""What micro-batches in flight keep on a chunk of a stage, as ledger rows."""
+"""What a micro-batch in flight keeps on a chunk of a stage, as ledger rows."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from memcalc.spec.spec import Spec
 from memcalc.states.pipelining import PASSES
 
 
-def kept_activations(spec: Spec, chunk: Stage, sizer: ProgramSizer, micro_batches: int) -> Iterator[RowDraft]:
-    """Yield what micro-batches on a chunk keep between forward and backward, in the passes of others.
+def kept_activations(spec: Spec, chunk: Stage, sizer: ProgramSizer) -> Iterator[RowDraft]:
+    """Yield what a micro-batch on a chunk keeps between forward and backward, in the passes of others.
 
     Args:
         spec: the run.
         chunk: the chunk.
         sizer: sizes of the run's blocks.
-        micro_batches: how many are in flight.
     """
     parts = StageBlocks(spec, chunk, sizer, GradientPolicy(kept=True, main_dtype=None), plan_of(spec, chunk))
     for number, count in parts.counts.items():
@@ -36,5 +35,4 @@ def kept_activations(spec: Spec, chunk: Stage, sizer: ProgramSizer, micro_batche
             kind = block.program.storages[at].component or Component.TEMPORARIES
             each, size = block.sized.exact[at], block.sized.sizes[at]
             shape = block.sized.shapes[at] or (each // DTYPE_BYTES[dtype],)
-            copies = count * micro_batches
-            yield RowDraft(kind, module, name, shape, dtype, copies, each, size, PASSES, formula, citation)
+            yield RowDraft(kind, module, name, shape, dtype, count, each, size, PASSES, formula, citation)

@@ -7,17 +7,17 @@ fewer in flight. Several chunks get their gradients in turn.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 from operator import ge
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from memcalc.layout.schedules import uses_pipelining
 from memcalc.layout.stages import Stage, composition, is_steady
 from memcalc.ledger.row_drafts import RowDraft
 from memcalc.programs.sized_program import ProgramSizer
-from memcalc.sharding.schedules import Action, actions_of, counted_micro_batches
+from memcalc.sharding.schedules import actions_in, counted_micro_batches
 from memcalc.simulation.kept_activations import kept_activations
 from memcalc.simulation.passes import pieces_of
 from memcalc.spec.spec import Spec
@@ -77,22 +77,105 @@ class Moment(NamedTuple):
         amounts = chunk.in_flight, chunk.embeddings, chunk.heads, self.is_made
         return (*amounts, *self.passed, *chain.from_iterable(self.states))
 
+    def parts(self, spec: Spec) -> Iterator[Part]:
+        """Yield what the stage holds besides its states while the micro-batch runs."""
+        if uses_pipelining(spec):
+            yield Part("received", copies=self.passed.received)
+            yield Part("sent", copies=self.passed.sent)
+        if spec.parallelism.has_pipeline_engine:
+            yield Part("pipeline buffers", number=self.chunk.in_flight)
+        if any(state.gradients for state in self.states):
+            yield Part("bucket")
+        for chunk, state in enumerate(self.states):
+            if state.in_flight:
+                yield Part("activations", chunk, copies=state.in_flight)
+            if state.gradients:
+                yield Part("gradients", chunk, state.gradients)
+            if state.parameters:
+                yield Part("parameters", chunk, state.parameters)
+
     def rows(self, spec: Spec, stage: Stage, sizer: ProgramSizer) -> tuple[RowDraft, ...]:
         """Return what the stage holds besides its states while the micro-batch runs."""
-        received, sent = self.passed
-        found = [*in_passes(spec, received=received, sent=sent)] if uses_pipelining(spec) else []
-        if spec.parallelism.has_pipeline_engine:
-            found += kept_in_flight(spec, stage, self.chunk.in_flight)
-        if any(state.gradients for state in self.states):
-            found += bucket_between_passes(state_options(spec))
-        for chunk, state in zip(stage.chunks, self.states, strict=True):
-            if state.in_flight:
-                found += kept_activations(spec, chunk, sizer, state.in_flight)
-            if state.gradients:
-                found += (earlier_gradients if state.gradients == WHOLE else reduced_gradients)(spec, chunk)
-            if state.parameters:
-                found.append(gathered_stage(spec, chunk, resharded=state.parameters == PART))
-        return tuple(found)
+        return BesideStates(spec, stage, sizer).rows(self)
+
+
+class Part(NamedTuple):
+    """Tensors that a stage holds besides its states, alike at all of its moments.
+
+    Args:
+        kind: what they are.
+        chunk: number of the chunk that they belong to.
+        number: PART or WHOLE of a chunk's tensors; of pipeline buffers the micro-batches in flight.
+        copies: how often it holds them.
+    """
+
+    kind: Literal["received", "sent", "pipeline buffers", "bucket", "activations", "gradients", "parameters"]
+    chunk: int = 0
+    number: int = NONE
+    copies: int = 1
+
+    def rows(self, spec: Spec, stage: Stage, sizer: ProgramSizer) -> Iterable[RowDraft]:
+        """Return the rows of one copy."""
+        kind, chunk = self.kind, stage.chunks[self.chunk]
+        if kind in ("received", "sent"):
+            return in_passes(spec, received=int(kind == "received"), sent=int(kind == "sent"))
+        if kind == "pipeline buffers":
+            return kept_in_flight(spec, stage, self.number)
+        if kind == "bucket":
+            return bucket_between_passes(state_options(spec))
+        if kind == "activations":
+            return kept_activations(spec, chunk, sizer)
+        if kind == "gradients":
+            return (earlier_gradients if self.number == WHOLE else reduced_gradients)(spec, chunk)
+        return (gathered_stage(spec, chunk, resharded=self.number == PART),)
+
+
+class BesideStates:
+    """What a stage holds besides its states. Its moments hold the same parts in different numbers.
+
+    Args:
+        spec: the run.
+        stage: the stage.
+        sizer: sizes of the run's blocks.
+    """
+
+    def __init__(self, spec: Spec, stage: Stage, sizer: ProgramSizer) -> None:
+        self._given = spec, stage, sizer
+        self._alike = alike_chunks(spec, stage)
+        self._sums: dict[tuple[str, int, int], dict[int, int]] = {}  # of one copy of each part
+
+    def rows(self, moment: Moment) -> tuple[RowDraft, ...]:
+        """Return the rows of a moment."""
+        spec, _, _ = self._given
+        return tuple(
+            row if part.copies == 1 else row._replace(count=row.count * part.copies)
+            for part in moment.parts(spec)
+            if part.copies
+            for row in part.rows(*self._given)
+        )
+
+    def sums(self, moment: Moment) -> Mapping[int, int]:
+        """Return the bytes of a moment's rows by mask of phases, without the rows."""
+        spec, _, _ = self._given
+        sums: dict[int, int] = {}
+        for part in moment.parts(spec):
+            for mask, size in self._sums_of(part).items():
+                sums[mask] = sums.get(mask, 0) + part.copies * size
+        return sums
+
+    def _sums_of(self, part: Part) -> Mapping[int, int]:
+        key = part.kind, self._alike[part.chunk], part.number
+        if key not in self._sums:
+            sums = self._sums[key] = dict[int, int]()
+            for row in part.rows(*self._given):
+                sums[row.mask] = sums.get(row.mask, 0) + row.count * row.block
+        return self._sums[key]
+
+
+def alike_chunks(spec: Spec, stage: Stage) -> tuple[int, ...]:
+    """Return for each chunk of a stage the number of the first one with the same layers."""
+    kinds = [composition(spec, chunk) for chunk in stage.chunks]
+    return tuple(kinds.index(kind) for kind in kinds)
 
 
 def moments_of(spec: Spec, stage: Stage) -> tuple[Moment, ...]:
@@ -104,16 +187,16 @@ def moments_of(spec: Spec, stage: Stage) -> tuple[Moment, ...]:
         return tuple(
             Moment(chunk, states, passed=Passed(max(received - chunk.in_flight, 0))) for chunk in pieces_of(spec, stage)
         )
-    kinds = [composition(spec, chunk) for chunk in stage.chunks]
-    alike = tuple(kinds.index(kind) for kind in kinds)
+    alike = alike_chunks(spec, stage)
     micro_batches, counted = spec.training.gradient_accumulation_steps, counted_micro_batches(spec)
-    order = tuple(actions_of(spec, stage, counted))
-    return _moments(order, stage, counted, micro_batches - counted, alike, zero_stage, keeps_sent=lists_sent(spec))
+    schedule = spec.parallelism.schedule, spec.parallelism.pipeline_parallel
+    return _moments(*schedule, stage, counted, micro_batches - counted, alike, zero_stage, keeps_sent=lists_sent(spec))
 
 
 @lru_cache(maxsize=1024)
 def _moments(
-    order: tuple[Action, ...],
+    schedule: str,
+    stages: int,
     stage: Stage,
     micro_batches: int,
     others: int,
@@ -125,7 +208,8 @@ def _moments(
     """Return the micro-batches of a step that no other one exceeds in everything.
 
     Args:
-        order: the actions of the step.
+        schedule: the schedule.
+        stages: how many stages it has.
         stage: the stage.
         micro_batches: how many these are.
         others: micro-batches of the step that are not among them.
@@ -142,7 +226,7 @@ def _moments(
     sent = others * stage.sends
     buffers = (micro_batches + others) * sum(not chunk.has_embedding for chunk in chunks)
     found: dict[Moment, None] = {}
-    for action in order:
+    for action in actions_in(schedule, stages, stage, micro_batches):
         number = action.chunk
         if action.kind in ("unshard", "reshard"):
             states[number] = states[number]._replace(

@@ -14,16 +14,26 @@ from memcalc.allocator.pytorch.block_sizes import rounded
 from memcalc.architectures.structure import block_structure
 from memcalc.errors import InputError
 from memcalc.layout.schedules import uses_pipelining
-from memcalc.layout.stages import READERS, Stage, first_recomputed_layer, layer_modules
+from memcalc.layout.stages import READERS, Stage, first_recomputed_layer, layer_modules, one_in_flight
 from memcalc.ledger.component import Component
 from memcalc.ledger.row_drafts import RowDraft
-from memcalc.programs.sized_program import ProgramSizer
+from memcalc.programs.sized_program import ProgramSizer, SizedProgram
 from memcalc.sharding.engines import (
     takes_gradients_over,
 )
 from memcalc.simulation.evaluation import FrozenModel, evaluated, evaluates_between_steps, frozen_model
+from memcalc.simulation.moments import BesideStates, Moment
 from memcalc.simulation.stage_blocks import SizedBlock, module_of
-from memcalc.simulation.step_recorder import EXISTING, FROZEN, POLICY, Layers, RecordedStream, StepRecorder, layers_of
+from memcalc.simulation.step_recorder import (
+    EXISTING,
+    FROZEN,
+    IN_FLIGHT,
+    POLICY,
+    Layers,
+    RecordedStream,
+    StepRecorder,
+    layers_of,
+)
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.recompute_plan import Segment, has_segments
 from memcalc.spec.scoring import scores_itself
@@ -116,38 +126,103 @@ def rounds_of(chunk: Stage, layers: Layers, of_frozen: Layers | None = None) -> 
     return found
 
 
+class SizedStream:
+    """A recorded stream with the sizes of a run.
+
+    Args:
+        recording: the recorded requests.
+        sizer: sizes of the run's blocks.
+        frozen: a reference model or a teacher, and sizes of its blocks.
+        workspace: the cuBLAS workspace that the first backward's first matmul allocates, if it is one of the passes.
+    """
+
+    def __init__(
+        self,
+        recording: RecordedStream,
+        sizer: ProgramSizer,
+        frozen: tuple[FrozenModel, ProgramSizer] | None,
+        workspace: RowDraft | None,
+    ) -> None:
+        self.recording, self.frozen, self.workspace = recording, frozen, workspace
+        self.blocks = [
+            (frozen[1] if frozen and number in recording.of_frozen else sizer).sized(block.program)
+            for number, block in enumerate(recording.blocks)
+        ]
+
+    @cached_property
+    def of_first(self) -> list[int]:
+        """Block size of each kind of storage, in the first backward of the run."""
+        return self._sizes(first=True)
+
+    @cached_property
+    def of_others(self) -> list[int]:
+        """Block size of each kind of storage, in other passes."""
+        return self.of_first if self.workspace is None else self._sizes(first=False)
+
+    def _sizes(self, *, first: bool) -> list[int]:
+        stream = self.recording.stream
+        sizes = [0] * len(stream.kinds)
+        of_blocks = [each.sizes for each in self.blocks]
+        for number, block, storage in stream.tensors:
+            sizes[number] = of_blocks[block][storage]
+        for number in stream.others:
+            sizes[number] = self.block_bytes(stream.kinds[number], first=first)
+        return sizes
+
+    def block_bytes(self, kind: StorageKind, *, first: bool) -> int:
+        """Return the bytes of the block of a storage that is no tensor of a block; `first` as in `PassPeak`."""
+        if kind.once:
+            return self.workspace.each if first and self.workspace is not None else 0
+        return rounded(kind.requested)
+
+    @cached_property
+    def in_flight(self) -> dict[Hashable, int]:
+        """The bytes that one round of each loop of `StepRecorder` over micro-batches in flight holds."""
+        stream, found = self.recording.stream, dict[Hashable, int]()
+        number = stream.phases.index(IN_FLIGHT)
+        for begin, end, rounds in stream.split[number]:
+            if not isinstance(rounds, int):
+                sizes = (self.of_others[kind] for kind in stream.scripts[number][begin:end])
+                found[rounds] = found.get(rounds, 0) + sum(sizes)
+        return found
+
+
 class RecordedPasses:
     """The passes of a run's step, or of its evaluation, on one chunk of a stage.
 
     Args:
         spec: the run.
         chunk: the chunk.
-        recording: the recorded requests.
+        sized: the recorded requests, with sizes, which passes share that differ in micro-batches in flight.
         rounds: rounds of the recording's loops.
-        sizer: sizes of the run's blocks.
-        frozen: a reference model or a teacher, and sizes of its blocks.
-        workspace: the cuBLAS workspace that the first backward's first matmul allocates, if it is one of the passes.
-        beside: as in `recorded_step`.
+        beside: what the stage holds besides its states while the micro-batch runs, and the moment; None: nothing.
     """
 
     def __init__(
         self,
         spec: Spec,
         chunk: Stage,
-        recording: RecordedStream,
+        sized: SizedStream,
         rounds: Mapping[Hashable, int],
-        sizer: ProgramSizer,
-        frozen: tuple[FrozenModel, ProgramSizer] | None = None,
-        workspace: RowDraft | None = None,
-        *,
-        beside: tuple[RowDraft, ...] = (),
+        beside: tuple[BesideStates, Moment] | None = None,
     ) -> None:
-        self.spec, self.chunk, self.recording, self.workspace, self.beside = spec, chunk, recording, workspace, beside
-        self.rounds, self.frozen = rounds, frozen
-        self.sized = [
-            (frozen[1] if frozen and number in recording.of_frozen else sizer).sized(block.program)
-            for number, block in enumerate(recording.blocks)
-        ]
+        self.spec, self.chunk, self.rounds = spec, chunk, rounds
+        self.of, self._beside = sized, beside
+
+    @property
+    def recording(self) -> RecordedStream:
+        """The recording."""
+        return self.of.recording
+
+    @property
+    def sized(self) -> list[SizedProgram]:
+        """The sizes of each block."""
+        return self.of.blocks
+
+    @property
+    def stream(self) -> SizelessStream:
+        """The recorded requests."""
+        return self.of.recording.stream
 
     @cached_property
     def modules(self) -> list[str]:
@@ -155,15 +230,22 @@ class RecordedPasses:
         return [self._module_of(number, block) for number, block in enumerate(self.recording.blocks)]
 
     def _module_of(self, number: int, block: SizedBlock) -> str:
-        if self.frozen is None or number not in self.recording.of_frozen:
+        if self.of.frozen is None or number not in self.recording.of_frozen:
             return module_of(self.spec, self.chunk, block)
-        other = self.frozen[0]
+        other = self.of.frozen[0]
         return other.name + module_of(other.run, other.chunk, block)
 
-    @property
-    def stream(self) -> SizelessStream:
-        """The recorded requests."""
-        return self.recording.stream
+    @cached_property
+    def alone(self) -> RecordedPasses:
+        """The passes with no other micro-batch in flight, and nothing besides the states."""
+        chunk, loops = one_in_flight(self.chunk), self.of.in_flight
+        rounds = {name: 0 if name in loops else number for name, number in self.rounds.items()}
+        return RecordedPasses(self.spec, chunk, self.of, rounds)
+
+    @cached_property
+    def in_flight_bytes(self) -> int:
+        """The bytes that other micro-batches in flight hold when the passes begin."""
+        return sum(self.rounds[name] * size for name, size in self.of.in_flight.items())
 
     def peak(self, phase: str, mask: int, *, first: bool = False) -> PassPeak:
         """Return the peak of a pass.
@@ -176,25 +258,38 @@ class RecordedPasses:
         peak = (self._of_first if first else self._of_others)[phase]
         return PassPeak(self, peak, first, mask)
 
+    def beside_bytes(self, mask: int) -> int:
+        """Return the bytes that the stage holds besides its states in some phases."""
+        return sum(size for phases, size in self._beside_sums.items() if phases & mask)
+
+    @cached_property
+    def _beside_sums(self) -> Mapping[int, int]:
+        if self._beside is None:
+            return {}
+        held, moment = self._beside
+        return held.sums(moment)
+
+    @cached_property
+    def beside(self) -> tuple[RowDraft, ...]:
+        """What the stage holds besides its states."""
+        if self._beside is None:
+            return ()
+        held, moment = self._beside
+        return held.rows(moment)
+
     def beside_in(self, mask: int) -> tuple[RowDraft, ...]:
         """Return what the stage holds besides its states in some phases."""
         return tuple(draft._replace(mask=draft.mask & mask) for draft in self.beside if draft.mask & mask)
 
     @cached_property
     def _of_first(self) -> dict[str, IntervalPeak]:
-        return self._peaks(first=True)
+        return self._peaks(self.of.of_first)
 
     @cached_property
     def _of_others(self) -> dict[str, IntervalPeak]:
-        return self._of_first if self.workspace is None else self._peaks(first=False)
+        return self._of_first if self.of.workspace is None else self._peaks(self.of.of_others)
 
-    def _peaks(self, *, first: bool) -> dict[str, IntervalPeak]:
-        sizes = [0] * len(self.stream.kinds)
-        of_blocks = [each.sizes for each in self.sized]
-        for number, block, storage in self.stream.tensors:
-            sizes[number] = of_blocks[block][storage]
-        for number in self.stream.others:
-            sizes[number] = self.block_bytes(self.stream.kinds[number], first=first)
+    def _peaks(self, sizes: Sequence[int]) -> dict[str, IntervalPeak]:
         found = peaks(self.stream, sizes, self.rounds)
         begun = found[self.stream.phases.index(EXISTING)].bytes  # counted with the model states
         moved = (peak._replace(bytes=peak.bytes - begun) for peak in found)
@@ -202,9 +297,7 @@ class RecordedPasses:
 
     def block_bytes(self, kind: StorageKind, *, first: bool) -> int:
         """Return the bytes of the block of a storage that is no tensor of a block; see `peak`."""
-        if kind.once:
-            return self.workspace.each if first and self.workspace is not None else 0
-        return rounded(kind.requested)
+        return self.of.block_bytes(kind, first=first)
 
     def drafts_of(self, live: Mapping[int, int], mask: int, *, first: bool) -> Iterator[RowDraft]:
         """Yield rows of live storages.
@@ -222,8 +315,8 @@ class RecordedPasses:
             elif isinstance(label, EngineTensor):
                 engine.setdefault(label, []).append((requested, count))
             elif once:
-                if first and self.workspace is not None:
-                    yield self.workspace._replace(count=count, mask=mask)
+                if first and self.of.workspace is not None:
+                    yield self.of.workspace._replace(count=count, mask=mask)
             elif not (self.recording.takes_over and label in COUNTED_BEFORE):
                 raise ValueError(label)
         for label, sizes in engine.items():
@@ -264,56 +357,75 @@ class _Frozen:
         return None if self.model is None else (self.model, sizer_of(self.model.run))
 
 
-def recorded_step(
-    spec: Spec,
-    chunk: Stage,
-    sizer_of: Callable[[Spec], ProgramSizer],
-    *,
-    exist: bool,
-    workspace: RowDraft | None = None,
-    rank: int | None = None,
-    after_forward: bool = True,
-    beside: tuple[RowDraft, ...] = (),
-) -> RecordedPasses:
-    """Return forward, loss and backward of the last micro-batch in flight.
+class ChunkPasses:
+    """The passes of the micro-batches of a run on one chunk of a stage, which have much in common.
 
     Args:
         spec: the run.
-        chunk: the chunk of a stage.
+        chunk: the chunk, with any number of micro-batches in flight.
         sizer_of: returns the sizes of a run's blocks.
-        exist: whether gradients of earlier micro-batches exist.
-        workspace: the cuBLAS workspace that the first backward's first matmul allocates, if it is one of its passes.
-        rank: the data-parallel rank, one of `ranks_that_may_hold_most`.
-        after_forward: whether a forward ran since the last backward.
-        beside: what the stage holds besides its states while the micro-batch runs.
+        workspace: the cuBLAS workspace that the first backward's first matmul allocates, if it is one of the passes.
 
     Raises:
         InputError: layers share a checkpoint segment under an engine with per-layer shards or buckets.
     """
-    if has_segments(spec.training.recompute) and takes_gradients_over(state_options(spec)):
-        raise InputError(
-            f"recompute has segments of several layers, but engine = {spec.parallelism.engine} has "
-            "per-layer buffers, which are not modelled for such segments.",
-            "Recompute each layer separately: full, every-k or a list of numbers.",
-            "training.recompute",
+
+    def __init__(
+        self, spec: Spec, chunk: Stage, sizer_of: Callable[[Spec], ProgramSizer], workspace: RowDraft | None = None
+    ) -> None:
+        if has_segments(spec.training.recompute) and takes_gradients_over(state_options(spec)):
+            raise InputError(
+                f"recompute has segments of several layers, but engine = {spec.parallelism.engine} has "
+                "per-layer buffers, which are not modelled for such segments.",
+                "Recompute each layer separately: full, every-k or a list of numbers.",
+                "training.recompute",
+            )
+        self._spec, self._chunk, self._workspace = spec, chunk, workspace
+        self._layers, self._frozen = layers_of(spec, chunk), _Frozen(spec, chunk)
+        self._sizers = sizer_of(spec), self._frozen.sized(sizer_of)
+        self._streams: dict[tuple[bool, bool, int | None], SizedStream] = {}
+
+    def step(
+        self,
+        chunk: Stage,
+        *,
+        exist: bool,
+        after_forward: bool = True,
+        rank: int | None = None,
+        beside: tuple[BesideStates, Moment] | None = None,
+    ) -> RecordedPasses:
+        """Return forward, loss and backward of the last micro-batch in flight.
+
+        Args:
+            chunk: the chunk with its micro-batches in flight.
+            exist: whether gradients of earlier micro-batches exist.
+            after_forward: whether a forward ran since the last backward.
+            rank: the data-parallel rank, one of `ranks_that_may_hold_most`.
+            beside: what the stage holds besides its states while the micro-batch runs, and the moment.
+        """
+        key = exist, after_forward, rank
+        if key not in self._streams:
+            self._streams[key] = self._stream(*key)
+        rounds = rounds_of(chunk, self._layers, self._frozen.layers)
+        return RecordedPasses(self._spec, chunk, self._streams[key], rounds, beside)
+
+    def _stream(self, exist: bool, after_forward: bool, rank: int | None) -> SizedStream:
+        spec, chunk, with_workspace = self._spec, self._chunk, self._workspace is not None
+
+        def record() -> RecordedStream:
+            recorder = StepRecorder(spec, chunk, workspace=with_workspace, rank=rank)
+            return recorder.step(exist=exist, after_forward=after_forward)
+
+        own = _key(spec, chunk, self._layers, exist=exist)
+        recording = _recorded(
+            RecordingInput(("step", own, with_workspace, self._frozen.key, rank, after_forward), record)
         )
-    with_workspace = workspace is not None
-    other = _Frozen(spec, chunk)
-
-    def record() -> RecordedStream:
-        recorder = StepRecorder(spec, chunk, workspace=with_workspace, rank=rank)
-        return recorder.step(exist=exist, after_forward=after_forward)
-
-    layers = layers_of(spec, chunk)
-    key = "step", _key(spec, chunk, layers, exist=exist), with_workspace, other.key, rank, after_forward
-    recording = _recorded(RecordingInput(key, record))
-    rounds = rounds_of(chunk, layers, other.layers)
-    frozen = other.sized(sizer_of)
-    return RecordedPasses(spec, chunk, recording, rounds, sizer_of(spec), frozen, workspace, beside=beside)
+        sizer, frozen = self._sizers
+        return SizedStream(recording, sizer, frozen, self._workspace)
 
 
 def recorded_evaluation(spec: Spec, chunk: Stage, sizer_of: Callable[[Spec], ProgramSizer]) -> RecordedPasses:
-    """Return forward and loss of a batch outside autograd, between steps; as for `recorded_step`."""
+    """Return forward and loss of a batch outside autograd, between steps; as for `ChunkPasses`."""
     run = evaluated(spec)
     other = _Frozen(run, chunk)
 
@@ -324,7 +436,7 @@ def recorded_evaluation(spec: Spec, chunk: Stage, sizer_of: Callable[[Spec], Pro
     key = "evaluation", _key(run, chunk, layers, exist=False), other.key
     rounds = rounds_of(chunk, layers, other.layers)
     recording = _recorded(RecordingInput(key, record))
-    return RecordedPasses(run, chunk, recording, rounds, sizer_of(run), other.sized(sizer_of))
+    return RecordedPasses(run, chunk, SizedStream(recording, sizer_of(run), other.sized(sizer_of), None), rounds)
 
 
 class PassPeak(NamedTuple):
@@ -345,8 +457,7 @@ class PassPeak(NamedTuple):
     @property
     def bytes(self) -> int:
         """Live bytes, rounded to the allocator's blocks."""
-        beside = (draft.count * draft.block for draft in self.passes.beside if draft.mask & self.mask)
-        return self.peak.bytes + sum(beside)
+        return self.peak.bytes + self.passes.beside_bytes(self.mask)
 
     def drafts(self, mask: int) -> list[RowDraft]:
         """Return rows of the live tensors, without gradients from before the pass, which are counted elsewhere.

@@ -95,7 +95,8 @@ class SizelessStream:
         return [number for number, kind in enumerate(self.kinds) if not isinstance(kind.label, TensorLabel)]
 
     @cached_property
-    def _split(self) -> list[list[StreamSegment]]:
+    def split(self) -> list[list[StreamSegment]]:
+        """The segments of each interval."""
         return [[*self._segments(stretch)] for stretch in range(len(self.scripts))]
 
     def segments(self, stretch: int, rounds: Mapping[Hashable, int]) -> Iterator[tuple[int, int, int]]:
@@ -105,7 +106,7 @@ class SizelessStream:
             stretch: index of the interval.
             rounds: numbers of rounds, by name.
         """
-        for begin, end, given in self._split[stretch]:
+        for begin, end, given in self.split[stretch]:
             number = given if isinstance(given, int) else rounds[given]
             if number and begin < end:
                 yield begin, end, number

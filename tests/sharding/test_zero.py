@@ -12,7 +12,7 @@ from memcalc.layout.local_parameters import LocalParameters, stage_parameters
 from memcalc.layout.stages import stages_of
 from memcalc.ledger.component import Component
 from memcalc.programs.sized_program import run_sizer
-from memcalc.simulation.recorded_step import RecordedPasses, recorded_step
+from memcalc.simulation.recorded_step import ChunkPasses, RecordedPasses
 from memcalc.stream.peaks import peaks
 
 # Llama-3.2-1B: a table of 128256 x 2048, which is the head, too; a layer of 2 norms of 2048, qkv 3072 x 2048,
@@ -29,7 +29,8 @@ def parameters_of(preset: str, *overrides: str) -> LocalParameters:
 
 def recorded(preset: str, *words: str) -> RecordedPasses:
     spec = memcalc.load(preset, *words)
-    return recorded_step(spec, stages_of(spec)[0], lambda run: run_sizer(run, None), exist=False)
+    stage = stages_of(spec)[0]
+    return ChunkPasses(spec, stage, lambda run: run_sizer(run, None)).step(stage, exist=False)
 
 
 def flattened(preset: str, *words: str) -> list[int]:

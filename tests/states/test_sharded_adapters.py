@@ -9,7 +9,7 @@ from memcalc.layout.stages import stages_of
 from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Ledger
 from memcalc.programs.sized_program import run_sizer
-from memcalc.simulation.recorded_step import recorded_step
+from memcalc.simulation.recorded_step import ChunkPasses
 
 D, KV, F, V, RANK, LAYERS = 2048, 512, 8192, 4096, 16, 2
 # q, k, v, o, gate, up, down and two norms
@@ -48,7 +48,8 @@ def test_a_layer_is_gathered_in_bytes_where_dtypes_differ() -> None:
 def test_only_what_trains_is_reduced() -> None:
     """A layer's adapters in fp32; the root, embedding, last norm and head, has nothing to reduce."""
     spec = memcalc.load(*FSDP2)
-    stream = recorded_step(spec, stages_of(spec)[0], lambda run: run_sizer(run, None), exist=False).stream
+    stage = stages_of(spec)[0]
+    stream = ChunkPasses(spec, stage, lambda run: run_sizer(run, None)).step(stage, exist=False).stream
     named = [(getattr(kind.label, "tensor", ""), kind.requested) for kind in stream.made]
     scattered = [(name, size) for name, size in named if "scatter" in name]
 
