@@ -174,12 +174,13 @@ def spans(
         gpu: the GPU, for kernel workspaces that depend on it.
         sizer: returns the sizer of a run on a GPU.
     """
+    own = sizer(spec, gpu)
 
     def sizer_of(run: Spec) -> ProgramSizer:
-        return sizer(run, gpu)
+        return own if run is spec else sizer(run, gpu)
 
     moments, ranks = moments_of(spec, stage), ranks_that_may_hold_most(spec)
-    beside = BesideStates(spec, stage, sizer_of(spec))
+    beside = BesideStates(spec, stage, own)
     for exist, passes in passes_of(spec, stage, gpu):
         workspace = next((each.workspace for each in passes if each.workspace is not None), None)
         chunks: dict[Stage, ChunkPasses] = {}

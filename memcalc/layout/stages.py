@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -205,35 +206,41 @@ def _starts_apart(spec: Spec) -> bool:
 
 def layers_are_alike(spec: Spec, stage: Stage) -> bool:
     """Return whether the layers of a stage or chunk differ in nothing, but that the first may start apart."""
-    again = recomputed_layers(spec, stage)
-    modules = ((layer_modules(spec, layer), layer in again) for layer in range(stage.first, stage.stop))
+    again, numbers = recomputed_layers(spec, stage), range(stage.first, stage.stop)
+    modules = zip(map(modules_by_layer(spec), numbers), map(again.__contains__, numbers), strict=True)
     return len({each for each in modules if not each[0].starts_apart}) == 1
 
 
 @cached_by_spec
-def _layers_known(spec: Spec) -> tuple[bool, dict[tuple[int, bool, bool], LayerModules]]:
-    return are_mixed(spec), {}
+def modules_by_layer(spec: Spec) -> Callable[[int], LayerModules]:
+    """Return a function that returns what one layer's modules differ in from those of others."""
+    model, mixed = spec.model, are_mixed(spec)
+    first_apart = _starts_apart(spec)
+    known: dict[tuple[int, bool, bool], LayerModules] = {}
+
+    def of(layer: int) -> LayerModules:
+        # Unless layer types alternate, layers differ in experts alone, and the first one in what its input needs.
+        key = layer if mixed else 0, model.has_experts(layer), first_apart and layer == 0
+        if key not in known:
+            _, experts, apart = key
+            known[key] = LayerModules(
+                experts=experts,
+                masked=has_mask(spec, layer),
+                without_rope=applies_no_rope(spec, layer),
+                linear=model.is_linear(layer),
+                full_heads=model.has_full_heads(layer),
+                mixer=model.mixer(layer),
+                detached=apart and starts_detached(spec),
+                reads_leaf=apart and reads_leaf(spec),
+            )
+        return known[key]
+
+    return of
 
 
 def layer_modules(spec: Spec, layer: int) -> LayerModules:
     """Return what one layer's modules differ in from those of others."""
-    mixed, known = _layers_known(spec)
-    model = spec.model
-    # Unless layer types alternate, layers differ in experts alone, and the first one in what its input needs.
-    key = layer if mixed else 0, model.has_experts(layer), layer == 0 and _starts_apart(spec)
-    if key not in known:
-        _, experts, apart = key
-        known[key] = LayerModules(
-            experts=experts,
-            masked=has_mask(spec, layer),
-            without_rope=applies_no_rope(spec, layer),
-            linear=model.is_linear(layer),
-            full_heads=model.has_full_heads(layer),
-            mixer=model.mixer(layer),
-            detached=apart and starts_detached(spec),
-            reads_leaf=apart and reads_leaf(spec),
-        )
-    return known[key]
+    return modules_by_layer(spec)(layer)
 
 
 def recomputed_layers(spec: Spec, stage: Stage) -> set[int]:

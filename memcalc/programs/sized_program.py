@@ -33,7 +33,8 @@ class SizedProgram:
     @cached_property
     def sizes(self) -> list[int]:
         """Bytes of each storage, rounded up to allocator blocks."""
-        return [rounded(size) for size in self.exact]
+        blocks = {size: rounded(size) for size in {*self.exact}}
+        return [blocks[size] for size in self.exact]
 
     @cached_property
     def scripts(self) -> dict[int, Script]:

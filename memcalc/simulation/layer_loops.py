@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import NamedTuple
 
 from memcalc.layout.local_parameters import LocalParameter, LocalParameters
 from memcalc.layout.parameters import layer_prefixes
-from memcalc.layout.stages import Stage, layer_modules
+from memcalc.layout.stages import LayerModules, Stage, modules_by_layer
 from memcalc.spec.recompute_plan import Segment
 from memcalc.spec.spec import Spec
 
@@ -29,7 +29,8 @@ def loops_of(spec: Spec, plan: Segment) -> tuple[LayerLoop, ...]:
     tensors of the previous one.
     """
     numbers: dict[Hashable, int] = {}  # of distinct keys: numbers are compared faster
-    keys = (_key(spec, item) for item in plan)
+    modules = modules_by_layer(spec)
+    keys = (_key(modules, item) for item in plan)
     return tuple(_loops(plan, [numbers.setdefault(key, len(numbers)) for key in keys]))
 
 
@@ -66,9 +67,9 @@ def _patterns(keys: Sequence[int], at: int) -> Iterator[tuple[int, int, int]]:
             return
 
 
-def _key(spec: Spec, item: int | Segment) -> Hashable:
-    """Return a key that items of a plan with the same requests share."""
-    return layer_modules(spec, item) if isinstance(item, int) else tuple(_key(spec, inner) for inner in item)
+def _key(modules: Callable[[int], LayerModules], item: int | Segment) -> Hashable:
+    """Return a key that items of a plan with the same requests share; `modules`: of each layer."""
+    return modules(item) if isinstance(item, int) else tuple(_key(modules, inner) for inner in item)
 
 
 def of_layers(parameters: LocalParameters, spec: Spec, stage: Stage, layers: Sequence[int]) -> LocalParameters:

@@ -14,7 +14,7 @@ from memcalc.allocator.pytorch.block_sizes import rounded
 from memcalc.architectures.structure import block_structure
 from memcalc.errors import InputError
 from memcalc.layout.schedules import uses_pipelining
-from memcalc.layout.stages import READERS, Stage, first_recomputed_layer, layer_modules, one_in_flight
+from memcalc.layout.stages import READERS, Stage, first_recomputed_layer, modules_by_layer, one_in_flight
 from memcalc.ledger.component import Component
 from memcalc.ledger.row_drafts import RowDraft
 from memcalc.programs.sized_program import ProgramSizer, SizedProgram
@@ -32,7 +32,6 @@ from memcalc.simulation.step_recorder import (
     Layers,
     RecordedStream,
     StepRecorder,
-    layers_of,
 )
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.recompute_plan import Segment, has_segments
@@ -79,13 +78,13 @@ def _recorded(given: RecordingInput) -> RecordedStream:
 
 def _key(spec: Spec, chunk: Stage, layers: Layers, *, exist: bool) -> Hashable:
     """Return everything that a recorded micro-batch depends on."""
-    options = state_options(spec)
+    options, modules = state_options(spec), modules_by_layer(spec)
     recomputes = spec.training.recompute not in ("none", "selective")
     return (
         block_structure(spec),
         spec.training.implementation,
         tuple((_shifted(loop.items, chunk.first), loop.rounds > 1) for loop in layers.played),
-        tuple((layer_modules(spec, layer), spec.model.has_window(layer)) for layer in layers.numbers),
+        tuple((modules(layer), spec.model.has_window(layer)) for layer in layers.numbers),
         tuple(first_recomputed_layer(spec, chunk, readers) - chunk.first for readers in ("", *READERS) if recomputes),
         (chunk.has_embedding, chunk.has_head),
         tuple(gradient_policy(spec, exist=exist, sharded=sharded) for sharded in (False, True)),
@@ -150,23 +149,26 @@ class SizedStream:
         ]
 
     @cached_property
-    def of_first(self) -> list[int]:
-        """Block size of each kind of storage, in the first backward of the run."""
-        return self._sizes(first=True)
-
-    @cached_property
     def of_others(self) -> list[int]:
-        """Block size of each kind of storage, in other passes."""
-        return self.of_first if self.workspace is None else self._sizes(first=False)
-
-    def _sizes(self, *, first: bool) -> list[int]:
+        """Block size of each kind of storage, except in the first backward of the run."""
         stream = self.recording.stream
         sizes = [0] * len(stream.kinds)
         of_blocks = [each.sizes for each in self.blocks]
         for number, block, storage in stream.tensors:
             sizes[number] = of_blocks[block][storage]
         for number in stream.others:
-            sizes[number] = self.block_bytes(stream.kinds[number], first=first)
+            sizes[number] = self.block_bytes(stream.kinds[number], first=False)
+        return sizes
+
+    @cached_property
+    def of_first(self) -> list[int]:
+        """Block size of each kind of storage in the first backward of the run."""
+        if self.workspace is None:
+            return self.of_others
+        sizes, kinds = [*self.of_others], self.recording.stream.kinds
+        for number in self.recording.stream.others:
+            if kinds[number].once:
+                sizes[number] = self.block_bytes(kinds[number], first=True)
         return sizes
 
     def block_bytes(self, kind: StorageKind, *, first: bool) -> int:
@@ -349,7 +351,7 @@ class _Frozen:
         self.model = found = frozen_model(spec, chunk)
         self.layers, self.key = None, None
         if found is not None:
-            self.layers = layers_of(found.run, found.chunk, FROZEN)
+            self.layers = Layers(found.run, found.chunk, FROZEN)
             self.key = _key(found.run, found.chunk, self.layers, exist=False)
 
     def sized(self, sizer_of: Callable[[Spec], ProgramSizer]) -> tuple[FrozenModel, ProgramSizer] | None:
@@ -381,7 +383,7 @@ class ChunkPasses:
                 "training.recompute",
             )
         self._spec, self._chunk, self._workspace = spec, chunk, workspace
-        self._layers, self._frozen = layers_of(spec, chunk), _Frozen(spec, chunk)
+        self._layers, self._frozen = Layers(spec, chunk), _Frozen(spec, chunk)
         self._sizers = sizer_of(spec), self._frozen.sized(sizer_of)
         self._streams: dict[tuple[bool, bool, int | None], SizedStream] = {}
 
@@ -432,7 +434,7 @@ def recorded_evaluation(spec: Spec, chunk: Stage, sizer_of: Callable[[Spec], Pro
     def record() -> RecordedStream:
         return StepRecorder(spec, chunk, workspace=False).evaluation()
 
-    layers = layers_of(run, chunk)
+    layers = Layers(run, chunk)
     key = "evaluation", _key(run, chunk, layers, exist=False), other.key
     rounds = rounds_of(chunk, layers, other.layers)
     recording = _recorded(RecordingInput(key, record))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
-from memcalc.layout.local_parameters import LocalParameter, stage_parameters, without_companions
+from memcalc.layout.local_parameters import LocalParameter, LocalParameters, stage_parameters, without_companions
 from memcalc.layout.parameters import layer_prefixes
 from memcalc.layout.schedules import uses_pipelining
 from memcalc.layout.stages import Stage
@@ -46,47 +46,47 @@ class HeldInLoop(NamedTuple):
     storages: list[int]
 
 
-class Layers(NamedTuple):
+class Layers:
     """The layers of a chunk, for recording.
-
-    Args:
-        played: loops of items of the recomputation plan.
-        numbers: numbers of these layers.
-        ordered: parameters of these layers, the embedding and the LM head, in registration order.
-        of_engine: parameters of the engine: DeepSpeed flattens the parameters of all layers.
-    """
-
-    played: tuple[LayerLoop, ...]
-    numbers: tuple[int, ...]
-    ordered: tuple[LocalParameter, ...]
-    of_engine: tuple[LocalParameter, ...]
-
-
-def layers_of(spec: Spec, chunk: Stage, model: str = POLICY) -> Layers:
-    """Return the layers of a chunk.
 
     Args:
         spec: the run.
         chunk: the chunk.
         model: the model of the layers, a part of the loops' names.
     """
-    options, plan = state_options(spec), plan_of(spec, chunk)
-    # DeepSpeed's buckets and prefetches span layers; its stage 1 reduces only after backward.
-    as_loops = not (options.partitions_gradients and options.zero_stage > 1)
-    played = loops_of(spec, plan) if as_loops else (LayerLoop(plan),)
-    played = tuple(
-        loop._replace(rounds=NamedRounds(loop.rounds, (model, index))) if loop.rounds > 1 else loop
-        for index, loop in enumerate(played)
-    )
-    numbers = tuple(layer for loop in played for item in loop.items for layer in leaves(item))
-    whole, family = without_companions(stage_parameters(spec, chunk)), options.update.family
-    some = of_layers(whole, spec, chunk, numbers)
-    ordered = tuple(in_order(some, family, layer_prefixes(spec.model, numbers)))
-    reduces_all = options.flattens_weights or options.step.pipelined
-    if not reduces_all or len(numbers) == chunk.stop - chunk.first:
-        return Layers(played, numbers, ordered, ordered)
-    prefixes = layer_prefixes(spec.model, range(chunk.first, chunk.stop))
-    return Layers(played, numbers, ordered, tuple(in_order(whole, family, prefixes)))
+
+    def __init__(self, spec: Spec, chunk: Stage, model: str = POLICY) -> None:
+        self._spec, self._chunk, self._options = spec, chunk, state_options(spec)
+        plan, options = plan_of(spec, chunk), self._options
+        # DeepSpeed's buckets and prefetches span layers; its stage 1 reduces only after backward.
+        as_loops = not (options.partitions_gradients and options.zero_stage > 1)
+        played = loops_of(spec, plan) if as_loops else (LayerLoop(plan),)
+        # Loops of items of the recomputation plan, and the numbers of these layers.
+        self.played = tuple(
+            loop._replace(rounds=NamedRounds(loop.rounds, (model, index))) if loop.rounds > 1 else loop
+            for index, loop in enumerate(played)
+        )
+        self.numbers = tuple(layer for loop in self.played for item in loop.items for layer in leaves(item))
+
+    @cached_property
+    def _whole(self) -> LocalParameters:
+        return without_companions(stage_parameters(self._spec, self._chunk))
+
+    @cached_property
+    def ordered(self) -> tuple[LocalParameter, ...]:
+        """Parameters of these layers, the embedding and the LM head, in registration order."""
+        some = of_layers(self._whole, self._spec, self._chunk, self.numbers)
+        return tuple(in_order(some, self._options.update.family, layer_prefixes(self._spec.model, self.numbers)))
+
+    @cached_property
+    def of_engine(self) -> tuple[LocalParameter, ...]:
+        """Parameters of the engine: DeepSpeed flattens the parameters of all layers."""
+        options, chunk = self._options, self._chunk
+        reduces_all = options.flattens_weights or options.step.pipelined
+        if not reduces_all or len(self.numbers) == chunk.stop - chunk.first:
+            return self.ordered
+        prefixes = layer_prefixes(self._spec.model, range(chunk.first, chunk.stop))
+        return tuple(in_order(self._whole, options.update.family, prefixes))
 
 
 class UnitSizes(SizedProgram):
@@ -250,7 +250,7 @@ class StepRecorder:
         """
         chunk = self.chunk if chunk is None else chunk
         options, plan = state_options(spec), plan_of(spec, chunk)
-        layers = layers_of(spec, chunk, model)
+        layers = Layers(spec, chunk, model)
         units = by_unit(layers.ordered, layers.numbers, options.fsdp)
         if options.engine == "megatron":
             engine = Engine(self.requests)  # the buffers of Megatron-Core's modules are rows of their own

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import accumulate
+from operator import neg
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -132,20 +134,18 @@ def peaks(
         sizes: block size of each kind of storage, in bytes.
         rounds: numbers of rounds, by name.
     """
-    changes = [*sizes, *(-size for size in reversed(sizes))]  # changes[~kind] == -sizes[kind]
+    changes = [*sizes, *map(neg, reversed(sizes))]  # changes[~kind] == -sizes[kind]
     found: list[IntervalPeak] = []
     current = 0
     for number, script in enumerate(stream.scripts):
         best = IntervalPeak(current, number, 0, last=False)
         for begin, end, times in stream.segments(number, rounds):
-            before, top, place = current, current, begin
-            for position, kind in enumerate(script[begin:end], begin + 1):
-                current += changes[kind]
-                if current > top:
-                    top, place = current, position
+            before = current
+            live = [*accumulate(map(changes.__getitem__, script[begin:end]), initial=before)]
+            current, top = live[-1], max(live)
             further = (current - before) * (times - 1)
             if top + max(further, 0) > best.bytes:
-                best = IntervalPeak(top + max(further, 0), number, place, last=further > 0)
+                best = IntervalPeak(top + max(further, 0), number, begin + live.index(top), last=further > 0)
             current += further
         found.append(best)
     return found
