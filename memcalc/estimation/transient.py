@@ -36,14 +36,17 @@ class SharedPeakPhases(NamedTuple):
 
     def highest(self) -> PassPeak:
         """Return the peak (the first of equal ones)."""
-        highest = self.recorded[0]
-        if len(self.recorded) > 1:
-            alike: dict[SizedStream, list[RecordedPasses]] = {}
-            for each in self.recorded:
-                alike.setdefault(each.of, []).append(each)
-            heights = {each: height for group in alike.values() for each, height in self._heights(group)}
-            highest = max(self.recorded, key=heights.__getitem__)
+        heights = self.heights() if len(self.recorded) > 1 else [0]
+        highest = self.recorded[heights.index(max(heights))]
         return highest.peak(self.phase, self.mask, first=self.first)
+
+    def heights(self) -> list[int]:
+        """Return the bytes at the peak of each of the recorded passes."""
+        alike: dict[SizedStream, list[RecordedPasses]] = {}
+        for each in self.recorded:
+            alike.setdefault(each.of, []).append(each)
+        heights = {each: height for group in alike.values() for each, height in self._heights(group)}
+        return [heights[each] for each in self.recorded]
 
     def _heights(self, alike: Sequence[RecordedPasses]) -> Iterator[tuple[RecordedPasses, int]]:
         """Yield the bytes at the peak of each of some passes, which differ only in what the stage holds beside them.
@@ -58,7 +61,7 @@ class SharedPeakPhases(NamedTuple):
 
         most = max(alike, key=lambda each: each.in_flight_bytes)
         before = peak(most) - most.in_flight_bytes
-        least = peak(alike[0].alone) if len(alike) > 1 else 0
+        least = peak(alike[0].alone) if len(alike) > 1 else before
         for each in alike:
             yield each, max(before + each.in_flight_bytes, least) + each.beside_bytes(self.mask)
 

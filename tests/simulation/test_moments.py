@@ -5,16 +5,17 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from itertools import islice
+from typing import Any
 
 import pytest
 
 from memcalc.allocator.pytorch.constants import MIN_BLOCK, STREAM_SHIFT
 from memcalc.api import load
 from memcalc.errors import MemcalcError
-from memcalc.estimation.transient import peak_bytes
+from memcalc.estimation.transient import peak_bytes, spans
 from memcalc.layout.stages import stages_of
 from memcalc.programs.sized_program import run_sizer
-from memcalc.simulation.moments import NONE, PART, WHOLE, moments_of
+from memcalc.simulation.moments import NONE, PART, WHOLE, BesideStates, moments_of
 from memcalc.simulation.simulated_run import run_requests, unsupported_reason
 from memcalc.spec.spec import Spec
 from memcalc.states.model_states import state_peak
@@ -159,3 +160,44 @@ def test_chunks_of_a_stage_keep_their_own_activations() -> None:
 
     assert (first.chunk.stop - first.chunk.first, first.chunk.in_flight) == (1, 2)
     assert inputs == [2 * 3]
+
+
+PEAKED = (
+    ("interleaved", 4, 4, "num_layers=16"),
+    ("interleaved", 4, 12, "num_layers=16", "engine=fsdp2", "data_parallel=2", "zero_stage=3"),
+    ("interleaved", 2, 3, "num_layers=6", "s=512", "recompute=full"),
+    ("interleaved", 4, 4, "num_layers=16", "engine=fsdp2", "data_parallel=2", "zero_stage=2", "s=16", "recompute=full"),
+    ("interleaved", 2, 8, "num_layers=8", "engine=fsdp2", "data_parallel=2", "zero_stage=3", "s=8", "recompute=full"),
+    ("1f1b", 4, 4, "recompute=every-3"),
+    ("gpipe", 4, 6, "engine=fsdp2", "data_parallel=2", "zero_stage=2"),
+    ("1f1b", 2, 8, "engine=deepspeed", "data_parallel=2", "zero_stage=1", "implementation=huggingface"),
+    ("interleaved", 4, 6, "implementation=megatron", "recipe=mixed-18", "num_layers=16"),
+)
+
+
+@pytest.mark.parametrize("run", PEAKED, ids=str)
+def test_two_evaluations_tell_the_peaks_of_all_moments_of_a_chunk(run: tuple[Any, ...]) -> None:
+    """Those with the most micro-batches in flight, and with one."""
+    schedule, stages, micro_batches, *more = run
+    spec = pipeline(schedule, stages, micro_batches, *more)
+    for stage in stages_of(spec):
+        for span in spans(spec, stage, spec.gpu):
+            every = [each.peak(span.phase, span.mask, first=span.first) for each in span.recorded]
+            found = span.highest()
+
+            assert found.passes is max(every, key=lambda peak: peak.bytes).passes
+            assert span.heights() == [each.bytes for each in every]
+
+
+@pytest.mark.parametrize("run", PEAKED, ids=str)
+def test_the_sums_of_a_moment_are_those_of_its_rows(run: tuple[Any, ...]) -> None:
+    schedule, stages, micro_batches, *more = run
+    spec = pipeline(schedule, stages, micro_batches, *more)
+    for stage in stages_of(spec):
+        held = BesideStates(spec, stage, run_sizer(spec, spec.gpu))
+        for moment in moments_of(spec, stage):
+            sums: dict[int, int] = {}
+            for row in held.rows(moment):
+                sums[row.mask] = sums.get(row.mask, 0) + row.count * row.block
+
+            assert {mask: size for mask, size in held.sums(moment).items() if size} == sums
