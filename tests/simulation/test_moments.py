@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from memcalc.allocator.pytorch.constants import MIN_BLOCK, STREAM_SHIFT
 from memcalc.api import load
 from memcalc.errors import MemcalcError
-from memcalc.estimation.transient import peak_bytes, spans
+from memcalc.estimation.transient import SharedPeakPhases, peak_bytes, spans
 from memcalc.layout.stages import stages_of
 from memcalc.programs.sized_program import run_sizer
 from memcalc.simulation.moments import NONE, PART, WHOLE, BesideStates, moments_of
@@ -187,6 +188,33 @@ def test_two_evaluations_tell_the_peaks_of_all_moments_of_a_chunk(run: tuple[Any
 
             assert found.passes is max(every, key=lambda peak: peak.bytes).passes
             assert span.heights() == [each.bytes for each in every]
+
+
+class Passes:
+    """Passes with 10 bytes besides those in flight until these are freed, and 25 afterwards."""
+
+    of = "recording"
+
+    def __init__(self, in_flight_bytes: int) -> None:
+        self.in_flight_bytes = in_flight_bytes
+
+    @property
+    def alone(self) -> Passes:
+        return Passes(0)
+
+    def peak(self, *_: Any, **__: Any) -> Any:
+        return SimpleNamespace(peak=SimpleNamespace(bytes=max(10 + self.in_flight_bytes, 25)))
+
+    def beside_bytes(self, _: int) -> int:
+        return 1000 - self.in_flight_bytes
+
+
+@pytest.mark.parametrize("in_flight", [(0, 5, 20, 30), (5, 10), (20, 30), (0,)])
+def test_a_peak_may_follow_the_release_of_what_is_in_flight(in_flight: tuple[int, ...]) -> None:
+    recorded: Any = [Passes(each) for each in in_flight]
+    heights = SharedPeakPhases(1, recorded, "backward", first=False).heights()
+
+    assert heights == [max(10 + each, 25) + 1000 - each for each in in_flight]
 
 
 @pytest.mark.parametrize("run", PEAKED, ids=str)
