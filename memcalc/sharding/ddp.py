@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import NamedTuple
 
 from memcalc.layout.local_parameters import LocalParameter
@@ -17,7 +18,7 @@ from memcalc.ledger.component import Component
 from memcalc.sharding.engine import ROOT, Engine, Gradient
 from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
 from memcalc.states.state_options import StateOptions
-from memcalc.stream.requests import Requests
+from memcalc.stream.requests import EngineTensor, Requests
 
 MIB = 2**20
 BROADCAST_BYTES = 250 * MIB  # distributed.py, broadcast_bucket_size
@@ -25,6 +26,18 @@ FLAT_BUFFERS_AT_ONCE = 2  # csrc/distributed/c10d/comm.cpp, broadcast_coalesced:
 FIRST_BUCKET_BYTES = MIB  # distributed_c10d, _DEFAULT_FIRST_BUCKET_BYTES
 BUCKET_BYTES = 25 * MIB  # bucket_cap_mb
 FLAG_BYTES = 4  # of a parameter: whether it was used
+
+
+def reduces_again(options: StateOptions) -> bool:
+    """Return whether DDP makes reduced gradients that the recipe has already summed and freed."""
+    return options.engine == "ddp" and options.data_parallel > 1 and RECIPES[options.recipe].gradients is None
+
+
+@cache
+def _reduced(dtype: str) -> EngineTensor:
+    """Return the label of such gradients; source: `grad = clone_obey_contract(bucket_view, variable)`."""
+    source = "torch/csrc/distributed/c10d/reducer.cpp: finalize_bucket_dense"
+    return EngineTensor(Component.GRADIENTS, "reduced gradients, made again", dtype, "P", source)
 
 
 class DDP(Engine):
@@ -116,7 +129,7 @@ class DDP(Engine):
             else:
                 self.ready += parameters
         kept = super().after_backward(unit, gradients)
-        if unit == ROOT and self.reduces and RECIPES[self.choice.recipe].gradients is None:
+        if unit == ROOT and self.reduces and reduces_again(self.choice):
             self._finalize()
         return kept
 
@@ -125,12 +138,9 @@ class DDP(Engine):
         return [parameter for parameter in self.parameters if parameter.trains]
 
     def _finalize(self) -> None:
-        """Allocate reduced gradients, although the recipe has summed and freed those that were reduced; free them.
-
-        Source: reducer.cpp, finalize_bucket_dense (grad = clone_obey_contract(bucket_view, variable)).
-        """
-        sizes = [size for _, size in self._sized(self.ready)]
-        self.requests.drop([self.requests.take(size, 0, Component.GRADIENTS) for size in sizes])
+        """Allocate reduced gradients, although the recipe has summed and freed those that were reduced; free them."""
+        made = [self.requests.take(size, 0, _reduced(dtype)) for dtype, size in self._sized(self.ready)]
+        self.requests.drop(made)
 
     def _sized(self, parameters: Iterable[LocalParameter]) -> Iterable[tuple[str, int]]:
         for parameter in parameters:

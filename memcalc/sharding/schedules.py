@@ -101,11 +101,17 @@ def order_of(schedule: str, stages: int, stage: Stage, micro_batches: int) -> It
 
 
 def counted_micro_batches(spec: Spec) -> int:
-    """Return how many micro-batches formulas count; later ones repeat rounds of as many micro-batches as stages."""
+    """Return how many micro-batches formulas count; later ones repeat rounds of as many micro-batches as stages.
+
+    PyTorch's interleaved schedule rejects micro-batches that do not fill its rounds; those that do are counted.
+    """
     stages, micro_batches = spec.parallelism.pipeline_parallel, spec.training.gradient_accumulation_steps
-    if spec.parallelism.schedule == "gpipe" or (spec.parallelism.schedule == "interleaved" and micro_batches % stages):
+    if spec.parallelism.schedule == "gpipe":
         return micro_batches
-    return min(micro_batches, ROUNDS_PLAYED * stages)
+    rest = micro_batches % stages if spec.parallelism.schedule == "interleaved" else 0
+    if rest and micro_batches % max(1, micro_batches // stages) == 0:
+        return micro_batches  # rounds of more micro-batches than stages
+    return min(micro_batches - rest, ROUNDS_PLAYED * stages)
 
 
 def played_micro_batches(spec: Spec) -> int:

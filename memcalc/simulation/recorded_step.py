@@ -18,9 +18,8 @@ from memcalc.layout.stages import READERS, Stage, first_recomputed_layer, module
 from memcalc.ledger.component import Component
 from memcalc.ledger.row_drafts import RowDraft
 from memcalc.programs.sized_program import ProgramSizer, SizedProgram
-from memcalc.sharding.engines import (
-    takes_gradients_over,
-)
+from memcalc.sharding.ddp import reduces_again
+from memcalc.sharding.engines import takes_gradients_over
 from memcalc.simulation.evaluation import FrozenModel, evaluated, evaluates_between_steps, frozen_model
 from memcalc.simulation.moments import BesideStates, Moment
 from memcalc.simulation.stage_blocks import SizedBlock, module_of
@@ -99,7 +98,7 @@ def _key(spec: Spec, chunk: Stage, layers: Layers, *, exist: bool) -> Hashable:
             evaluates_between_steps(spec),
             drains(spec),
         )
-        if takes_gradients_over(options)
+        if takes_gradients_over(options) or reduces_again(options)
         else None,
     )
 
