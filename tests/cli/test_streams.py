@@ -22,13 +22,13 @@ def shell(line: str, folder: Path | None = None) -> subprocess.CompletedProcess[
     ("line", "code"),
     [
         ("estimate gpt2 >&-", 0),
-        ("estimate gpt2 2>&- >&-", 0),
+        pytest.param("estimate gpt2 2>&- >&-", 0, marks=pytest.mark.long),
         ("estimate nope 2>&-", 2),
-        ("estimate nope >&- 2>&- <&-", 2),
+        pytest.param("estimate nope >&- 2>&- <&-", 2, marks=pytest.mark.long),
         ("estimate - <&-", 2),
         ("check NOFIT --gpu t4 >&-", 1),
         ("estimate nope 2>/dev/full", 2),
-        ("--help >&-", 0),
+        pytest.param("--help >&-", 0, marks=pytest.mark.long),
     ],
 )
 def test_closed_streams_change_nothing_but_what_is_seen(line: str, code: int, tmp_path: Path) -> None:
