@@ -7,6 +7,8 @@ PIP_ARGS ?=
 # --no-compile: most installed modules are never imported; Python compiles the others on first import.
 PIP_WORDS := install --quiet --disable-pip-version-check --no-input --no-compile
 PIP_INSTALL := $(BIN)/python -m pip $(PIP_WORDS) $(PIP_ARGS) -c constraints.txt
+# Environments without pip of their own, which takes seconds to unpack, are filled by that of .venv.
+PIP_INTO = $(BIN)/python -m pip --python $(1)/bin/python $(PIP_WORDS)
 LIGHT := $(VENV)/.light.stamp
 FULL := $(VENV)/.full.stamp
 NULL_VENV := .venv-null
@@ -16,9 +18,9 @@ PAGE_VENV := .venv-page
 PAGE_PLATFORMS := --platform pyemscripten_2026_0_wasm32 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64
 PAGE := build/page-modules/.stamp build/page-wheels/.stamp build/page-memcalc/.stamp
 NULL := $(NULL_VENV)/.stamp
-# Parallel test processes, each with a copy of torch in memory: one more than cores, since some tests wait for processes.
+# Parallel test processes, one per core: each collects all tests, imports torch and fills caches, for a minute.
 # Without them: make test WORKERS=
-WORKERS ?= -n $(shell $(PYTHON) -c 'import os; print(min(4, (os.cpu_count() or 1) + 1))') --dist worksteal
+WORKERS ?= -n $(shell $(PYTHON) -c 'import os; print(min(4, os.cpu_count() or 1))') --dist worksteal
 # Always empty (off): the tests start Python hundreds of times, and byte code saves compiling each time.
 export PYTHONDONTWRITEBYTECODE :=
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
@@ -33,8 +35,9 @@ demo: $(LIGHT) ## Install memcalc (without torch) and estimate GPT-3
 	$(BIN)/memcalc estimate gpt3.yaml
 
 test: ## Lint, types and tests; installs what they need
-	@$(MAKE) --no-print-directory -j2 lint types .venv-null
-	@$(MAKE) --no-print-directory pytest
+	@$(MAKE) --no-print-directory -j2 $(FULL) .venv-null
+	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory -j2 types pytest
 
 test-all: lint types $(FULL) .venv-null ## Lint, types and all tests, long ones too; then regenerate the docs
 	$(BIN)/python -m pytest $(WORKERS)
@@ -68,7 +71,7 @@ page-serve: page ## Build the web page and serve it on http://127.0.0.1:8000/
 	$(PYTHON) -m http.server --bind 127.0.0.1 --directory build/page 8000
 
 browser: $(FULL) ## Install Playwright for the tests of the web page (Chromium itself comes from the system)
-	$(PIP_INSTALL) -e ".[browser]"
+	$(PIP_INSTALL) playwright
 
 page-pictures: page browser ## Take the web page's screenshots for docs/
 	PYTHONPATH=. $(BIN)/python tools/page_pictures.py
@@ -116,6 +119,7 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"memcalc needs Python 3.11 or newer; {sys.executable} is {v[0]}.{v[1]}. Choose another: make PYTHON=python3.12 ...")'
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "$(PYTHON) cannot create virtual environments: on Debian and Ubuntu install python3-venv." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
+	-$@ -m pip $(PIP_WORDS) $(PIP_ARGS) --upgrade pip # Python 3.11's own takes three times as long to choose versions
 
 $(LIGHT): pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP_INSTALL) -e .
@@ -136,10 +140,10 @@ else
 endif
 
 $(NULL): constraints.txt | $(BIN)/python
-	$(PYTHON) -m venv $(NULL_VENV)
-	$(NULL_VENV)/bin/python -m pip $(PIP_WORDS) -c constraints.txt \
+	$(PYTHON) -m venv --without-pip $(NULL_VENV)
+	$(call PIP_INTO,$(NULL_VENV)) -c constraints.txt \
 		typing_extensions sympy networkx jinja2 fsspec filelock numpy pydantic pyyaml transformers nvidia-ml-py
-	$(NULL_VENV)/bin/python -m pip $(PIP_WORDS) --no-deps "torch===$(TORCH)"
+	$(call PIP_INTO,$(NULL_VENV)) --no-deps "torch===$(TORCH)"
 	@touch $@
 
 # The web page: Pyodide and uPlot from npm, wheels from PyPI, each with its checksum; and the wheel of this checkout.
@@ -156,9 +160,9 @@ build/page-wheels/.stamp: tools/page/wheels.txt
 		--python-version 3.14 $(PAGE_PLATFORMS) --requirement tools/page/wheels.txt --dest build/page-wheels
 	@touch $@
 
-$(PAGE_VENV)/.stamp: tools/page/build.txt
-	$(PYTHON) -m venv $(PAGE_VENV)
-	$(PAGE_VENV)/bin/python -m pip $(PIP_WORDS) --no-deps --require-hashes --requirement $<
+$(PAGE_VENV)/.stamp: tools/page/build.txt | $(BIN)/python
+	$(PYTHON) -m venv --without-pip $(PAGE_VENV)
+	$(call PIP_INTO,$(PAGE_VENV)) --no-deps --require-hashes --requirement $<
 	@touch $@
 
 build/page-memcalc/.stamp: $(PAGE_VENV)/.stamp pyproject.toml $(shell find memcalc configs -type f -not -path '*/__pycache__/*' 2>/dev/null)
@@ -167,7 +171,7 @@ build/page-memcalc/.stamp: $(PAGE_VENV)/.stamp pyproject.toml $(shell find memca
 	@touch $@
 
 # MkDocs and its theme, in a separate environment.
-$(SITE): constraints-site.txt
-	$(PYTHON) -m venv $(SITE_VENV)
-	$(SITE_VENV)/bin/python -m pip $(PIP_WORDS) $(PIP_ARGS) -c constraints-site.txt mkdocs-material
+$(SITE): constraints-site.txt | $(BIN)/python
+	$(PYTHON) -m venv --without-pip $(SITE_VENV)
+	$(call PIP_INTO,$(SITE_VENV)) $(PIP_ARGS) -c constraints-site.txt mkdocs-material
 	@touch $@

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from memcalc.spec.hardware.gpus import LOADER
 from memcalc.units import format_number
 from tools.markdown import table
 
@@ -16,12 +18,18 @@ BUILD = "torch===2.13.0 triton==3.7.1"  # where an environment of dry_runs.yaml 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 
 
+@cache
+def listed() -> dict[str, Any]:
+    """Return the cases of each group; parsed in PyYAML's Python they take half a second."""
+    found: dict[str, Any] = yaml.load((BENCHMARKS / "dry_runs.yaml").read_text(), Loader=LOADER)  # noqa: S506 -- a SafeLoader
+    return found
+
+
 def cases(group: str) -> list[dict[str, Any]]:
     """The cases of a group, each with its record; those that were not recorded are left out."""
-    listed: list[dict[str, Any]] = yaml.safe_load((BENCHMARKS / "dry_runs.yaml").read_text())[group]
     lines = (BENCHMARKS / "recordings" / "dry-runs" / f"{group}.jsonl").read_text().splitlines()
     recorded = {record["case"]: record for record in map(json.loads, lines)}
-    return [case | {"record": recorded[case["case"]]} for case in listed if case["case"] in recorded]
+    return [case | {"record": recorded[case["case"]]} for case in listed()[group] if case["case"] in recorded]
 
 
 def peaks(group: str) -> str:
@@ -51,7 +59,7 @@ def _figures(record: dict[str, Any]) -> list[str]:
 def drawn() -> list[dict[str, Any]]:
     """The programs of benchmarks/programs that belong to the table, each with its record."""
     found = []
-    for case in yaml.safe_load((BENCHMARKS / "dry_runs.yaml").read_text())["drawn"]:
+    for case in listed()["drawn"]:
         path = BENCHMARKS / "recordings" / "programs" / case["seed"] / f"{case['family']}.jsonl"
         records = (json.loads(line) for line in path.read_text().splitlines())
         found.append(case | {"record": next(record for record in records if record["number"] == case["number"])})
@@ -93,10 +101,11 @@ def reasons() -> str:
 
 def environments() -> str:
     """What is installed for the published programs, in two steps."""
-    listed = yaml.safe_load((BENCHMARKS / "dry_runs.yaml").read_text())["environments"]
+    installed = listed()["environments"]
     rows: list[list[object]] = []
     for name in dict.fromkeys(case["environment"] for case in cases("scripts")):
-        asked = listed[name] if isinstance(listed[name], dict) else {"install": listed[name], "build": BUILD}
+        found = installed[name]
+        asked = found if isinstance(found, dict) else {"install": found, "build": BUILD}
         rows.append([name, f"`{asked['install']}`", f"`{asked['build']}`"])
     return table(["environment", "`pip install`", "`pip install --no-deps`"], rows)
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.thinning import quick_every
+
 ROOT = Path(__file__).parents[2]
 MANIFEST = ROOT / ".pre-commit-hooks.yaml"
 EXAMPLE = ROOT / "docs" / "examples" / "project" / ".pre-commit-config.yaml"
@@ -50,7 +52,7 @@ def test_the_example_names_a_hook() -> None:
     assert {hook["id"] for hook in repo["hooks"]} <= HOOKS.keys()
 
 
-@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("hook", quick_every(2, HOOKS))
 def test_hooks(hook: str, project: Path, path_with_memcalc: str) -> None:
     """The hook as it stands, but for the environment it would install itself into."""
     own = {**HOOKS[hook], "language": "system"}

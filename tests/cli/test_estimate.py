@@ -98,6 +98,7 @@ def test_a_broken_file_names_the_line(run, tmp_path: Path) -> None:
     assert err.startswith(f"error: {path}:3: model.hiden_size: ")
 
 
+@pytest.mark.long
 def test_measure_without_a_gpu_is_unavailable(run) -> None:
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():

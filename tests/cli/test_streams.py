@@ -10,6 +10,7 @@ import pytest
 
 from memcalc.cli.app import main
 from tests.fuzz.test_formats import COMMAND, CONTROL
+from tests.thinning import quick_every
 
 MEMCALC = f"{sys.executable} -m memcalc"
 
@@ -22,13 +23,13 @@ def shell(line: str, folder: Path | None = None) -> subprocess.CompletedProcess[
     ("line", "code"),
     [
         ("estimate gpt2 >&-", 0),
-        ("estimate gpt2 2>&- >&-", 0),
+        pytest.param("estimate gpt2 2>&- >&-", 0, marks=pytest.mark.long),
         ("estimate nope 2>&-", 2),
-        ("estimate nope >&- 2>&- <&-", 2),
+        pytest.param("estimate nope >&- 2>&- <&-", 2, marks=pytest.mark.long),
         ("estimate - <&-", 2),
         ("check NOFIT --gpu t4 >&-", 1),
         ("estimate nope 2>/dev/full", 2),
-        ("--help >&-", 0),
+        pytest.param("--help >&-", 0, marks=pytest.mark.long),
     ],
 )
 def test_closed_streams_change_nothing_but_what_is_seen(line: str, code: int, tmp_path: Path) -> None:
@@ -40,7 +41,7 @@ def test_closed_streams_change_nothing_but_what_is_seen(line: str, code: int, tm
     assert done.stderr == b"" or b"<&-" in line.encode() or line == "estimate - <&-"
 
 
-@pytest.mark.parametrize("form", ["table", "json"])
+@pytest.mark.parametrize("form", quick_every(2, ["table", "json"]))
 def test_a_full_disk_is_said_once(form: str) -> None:
     done = shell(f"{MEMCALC} estimate gpt2 --format {form} >/dev/full")
 
@@ -48,7 +49,7 @@ def test_a_full_disk_is_said_once(form: str) -> None:
     assert done.stderr == b"error: standard output could not be written: No space left on device.\n"
 
 
-@pytest.mark.parametrize("unbuffered", ["PYTHONUNBUFFERED=", "PYTHONUNBUFFERED=1"])
+@pytest.mark.parametrize("unbuffered", quick_every(2, ["PYTHONUNBUFFERED=", "PYTHONUNBUFFERED=1"]))
 def test_a_disk_that_is_full_in_the_middle(unbuffered: str, tmp_path: Path) -> None:
     """Without a buffer, as in most containers, Python itself writes once and drops what was not taken."""
     done = shell(f"ulimit -f 8; {unbuffered} {MEMCALC} estimate gpt2 --format json >out.json", tmp_path)
@@ -57,7 +58,7 @@ def test_a_disk_that_is_full_in_the_middle(unbuffered: str, tmp_path: Path) -> N
     assert done.stderr == b"error: standard output could not be written: File too large.\n"
 
 
-@pytest.mark.parametrize("unbuffered", ["PYTHONUNBUFFERED=", "PYTHONUNBUFFERED=1"])
+@pytest.mark.parametrize("unbuffered", quick_every(2, ["PYTHONUNBUFFERED=", "PYTHONUNBUFFERED=1"], first=1))
 def test_a_reader_that_goes_in_the_middle(unbuffered: str) -> None:
     line = f"{unbuffered} {MEMCALC} sweep gpt2 --vary b=1..4000 --format csv | head -n 1 >/dev/null"
     done = shell(f"{line}; exit ${{PIPESTATUS[0]}}")
@@ -79,7 +80,7 @@ print(process.wait(), len(text.splitlines()))
 """
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("unbuffered", quick_every(2, ["", "1"], first=1))
 def test_a_pipe_that_is_not_waited_for(unbuffered: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A parent's setting of a pipe is the child's, too."""
     monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)

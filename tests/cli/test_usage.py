@@ -9,6 +9,7 @@ import pytest
 
 import memcalc
 from memcalc.cli.tree import COMMANDS
+from tests.thinning import quick_every
 
 ROOT = Path(__file__).parents[2]
 MISSING = "error: Missing argument 'CONFIG': a Hugging Face hub id, a preset (see `memcalc models`), a YAML file, a config.json or its directory, another framework's configuration, or - for standard input. Try `memcalc estimate --help`.\n"
@@ -124,7 +125,7 @@ def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
-@pytest.mark.parametrize("command", ["estimate gpt2", "schema", "gpus"])
+@pytest.mark.parametrize("command", quick_every(3, ["estimate gpt2", "schema", "gpus"]))
 def test_a_full_disk(command: str) -> None:
     process = shell(f"memcalc {command} > /dev/full")
 
@@ -155,7 +156,7 @@ def test_an_error_of_ours_is_shown_as_it_is(run, monkeypatch: pytest.MonkeyPatch
         run("gpus")
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+@pytest.mark.parametrize("encoding", quick_every(3, ["ascii", "latin-1", "utf-8"]))
 def test_terminals_without_unicode(encoding: str) -> None:
     process = subprocess.run(
         [sys.executable, "-m", "memcalc", "estimate", "gpt3", "--explain"],

@@ -17,7 +17,8 @@ TEXTS = {path.relative_to(ROOT).as_posix(): path.read_text() for path in DOCUMEN
 SHOWN = set(re.findall(r"^\$ memcalc ([a-z-]+)", "\n".join(TEXTS.values()), re.MULTILINE))
 
 
-# Pages that compare every record with its estimate, trace a run or search layouts: ten seconds each and more.
+# Pages that compare every record with its estimate, trace a run, search layouts, or have many commands: four seconds
+# each and more.
 SLOW = {
     *(
         "accuracy.md",
@@ -38,6 +39,11 @@ SLOW = {
         "recompute.md",
         "recomputation.md",
         "generation.md",
+        "formulas.md",
+        "checking.md",
+        "sweep.md",
+        "verdict.md",
+        "configs.md",
     ),
 }
 SLOW_PARTS = {"real-sentence", "replay-sentence"}

@@ -6,13 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tools import dry_runs
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 GROUPS = ("scripts", "single", "compiled", "ranks")
-LISTED = yaml.safe_load((BENCHMARKS / "dry_runs.yaml").read_text())
+LISTED = dry_runs.listed()
 
 
 @pytest.mark.parametrize("group", GROUPS)

@@ -30,7 +30,7 @@ def of(ledger: Ledger, component: Component, phase: str) -> int:
     "words",
     [
         ("implementation=plain", "optimizer_implementation=for-loop"),
-        ("implementation=plain", "optimizer=adagrad", "recompute=full"),
+        pytest.param(("implementation=plain", "optimizer=adagrad", "recompute=full"), marks=pytest.mark.long),
         ("implementation=huggingface", "optimizer_implementation=fused"),
         ("implementation=huggingface", "optimizer=momentum", "tie_word_embeddings=false"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.thinning import quick_every
 from tools.trainer import Compared, compared
 
 # What blocks keep of larger ones depends on all earlier allocations; the allocator replay has that.
@@ -14,7 +15,7 @@ SEGMENT = pytest.mark.xfail(strict=True, reason="one segment more than the repla
 ONE_MORE = ("mistral-bf16-adafactor",)
 
 
-@pytest.mark.parametrize("run", compared(), ids=lambda run: run.case["case"])
+@pytest.mark.parametrize("run", quick_every(2, compared()), ids=lambda run: run.case["case"])
 def test_the_peak_is_the_estimates(run: Compared) -> None:
     for of, rests in enumerate(RESTS, 1):
         error = run.error("allocated", of)

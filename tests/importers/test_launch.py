@@ -15,6 +15,7 @@ from memcalc.importers.field_tables import ImportedConfig
 from memcalc.importers.loading import import_file, load
 from memcalc.spec.spec import Spec
 from tests.importers.excerpts import AXOLOTL, TORCHTUNE
+from tests.thinning import quick_every
 
 MODEL = "--model_name_or_path meta-llama/Llama-3.2-1B"
 SMALL = f"{MODEL} --output_dir out --per_device_train_batch_size 2 --model_max_length 512 --max_steps 9"
@@ -110,7 +111,7 @@ LAUNCHERS = [
 ]
 
 
-@pytest.mark.parametrize(("launcher", "ranks"), LAUNCHERS)
+@pytest.mark.parametrize(("launcher", "ranks"), quick_every(2, LAUNCHERS, unpack=True))
 def test_a_launcher_says_the_number_of_gpus(launcher: str, ranks: int, tmp_path: Path) -> None:
     path = script(tmp_path, f"{launcher} train.py {SMALL} --bf16 --deepspeed zero3.json", zero3_json=json.dumps(ZERO_3))
 

@@ -49,6 +49,7 @@ def test_a_built_device_is_found_again_at_once(device: Path, torch_build: TorchB
     assert time.process_time() - start < 0.2
 
 
+@pytest.mark.long
 def test_two_builders_at_once_agree(torch_build: TorchBuild, tmp_path: Path, compiler: str) -> None:
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(lambda _: device_folder(torch_build, tmp_path), range(2))

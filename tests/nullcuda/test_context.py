@@ -49,6 +49,7 @@ def test_an_unknown_gpu_is_refused_at_once() -> None:
         memcalc.null_device("h1000")
 
 
+@pytest.mark.long
 def test_a_command_is_a_verb_too(dry_run_here: Path, null_python: str) -> None:
     """Without torch, which takes seconds to import."""
     run = memcalc.dry_run([null_python, "-c", "raise SystemExit(7)"], gpu="t4")

@@ -249,6 +249,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_processes_that_a_script_starts_are_seen(dry_run: Script) -> None:
     result = dry_run(FORKS, gpus=2)
 
@@ -309,6 +310,7 @@ ctypes.PyDLL(None).sleep(61)  # with Python's lock held: no handler and no threa
 """
 
 
+@pytest.mark.long
 def test_a_process_that_is_killed_in_a_long_call_is_known_by_the_devices_books(
     dry_run: Script, dry_run_here: Path
 ) -> None:

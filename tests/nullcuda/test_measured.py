@@ -71,6 +71,7 @@ def test_allocator_settings_are_honoured_and_recorded(null_python: str) -> None:
     assert found.analysis.replay.result.peak_reserved == max(p.peak_reserved_bytes or 0 for p in found.phases)
 
 
+@pytest.mark.long
 def test_a_run_that_dies_says_what_would_have_lived(null_python: str, tmp_path: Path) -> None:
     record = tmp_path / "records.jsonl"
     run = ("b=8", "l=12", "attention=eager", "recipe=pure")

@@ -232,7 +232,8 @@ for _ in range(20):
 """
 
 
-@pytest.mark.parametrize(("delayed", "blocks"), [(False, 1), pytest.param(True, 20, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize(("delayed", "blocks"), [(False, 1), (True, 20)])
 def test_events_bound_the_reuse_of_streams_memory(dry_run: Script, delayed: bool, blocks: int) -> None:
     """Complete at once, one block serves all twenty; delayed, none is free before the host waits."""
     result = dry_run(STREAMS, delayed_events=delayed)

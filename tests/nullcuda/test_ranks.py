@@ -151,6 +151,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.long
 def test_a_rank_alone_receives_as_many_tokens_as_it_sends_itself(dry_run_here: Path, null_python: str) -> None:
     """64 tokens choose 2 of 16 experts, which 4 ranks hold: each expert gets 8 copies, each rank 32 from each other."""
     (dry_run_here / "script.py").write_text(COUNTS)

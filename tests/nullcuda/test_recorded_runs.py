@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from memcalc.nullcuda import run
+from tools.dry_runs import listed
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -21,11 +21,11 @@ def recorded() -> list[Any]:
     """Those of one process, but for DDP: whether it still holds its first bucket is a matter of time."""
     found: list[Any] = []
     for group in ("single", "ranks"):
-        listed = {case["case"]: case for case in yaml.safe_load((BENCHMARKS / "dry_runs.yaml").read_text())[group]}
+        cases = {case["case"]: case for case in listed()[group]}
         for line in (BENCHMARKS / "recordings" / "dry-runs" / f"{group}.jsonl").read_text().splitlines():
             record = json.loads(line)
             alone = record["gpus"] == 1 or ("world_size" in record["options"] and not record["case"].startswith("ddp"))
-            if set(listed[record["case"]]["packages"]) <= {"torch", "transformers"} and alone:
+            if set(cases[record["case"]]["packages"]) <= {"torch", "transformers"} and alone:
                 found.append(pytest.param(record, id=record["case"], marks=pytest.mark.long))
     return found
 

@@ -44,8 +44,9 @@ def settled(page: Any) -> None:
     page.wait_for_selector("body[data-state=done], body[data-state=failed], body[data-state=idle]", timeout=PATIENCE)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def opened() -> Iterator[Opened]:
+    """Closed after its tests: a browser that stays open beside other tests takes their time and half a minute to end."""
     if not (SITE / "built.json").is_file():
         pytest.skip(f"no web page in {SITE.relative_to(ROOT)}: `make page` builds it")
     if json.loads((SITE / "built.json").read_text())["sources"] != digest():

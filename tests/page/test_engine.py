@@ -110,7 +110,7 @@ def test_a_fit_is_that_of_the_command(capsys: pytest.CaptureFixture[str], tmp_pa
             "padding",
         ),
         ({"kind": "fit", "run": {"model": "gpt2"}}, "no GPU is given. Choose one."),
-        ({"kind": "fit", "run": {"model": "llama-3-8b", "gpu": "t4"}}, "GPU gb200"),
+        pytest.param({"kind": "fit", "run": {"model": "llama-3-8b", "gpu": "t4"}}, "GPU gb200", marks=pytest.mark.long),
         (
             {"kind": "fit", "run": {"model": "llama-3-70b", "gpu": "t4", "gpus": "4", "more": "num_layers=8"}},
             "invalid layouts were excluded",

@@ -22,6 +22,7 @@ from memcalc.spec.spec import Spec
 from memcalc.units import largest_that_fits
 from memcalc.verdict.judge import judge
 from tests.cli.conftest import Run, run  # noqa: F401 -- a fixture
+from tests.thinning import quick_every
 
 GIB = 2**30
 GPT2 = ("recipe=pure", "b=16", "V=2000")
@@ -67,8 +68,8 @@ def search(configured: ConfigChain, judge: Ratio) -> JudgedPlan | None:
     ).best_plan()
 
 
-@pytest.mark.parametrize("ratio", [1.0, 1.02, 1.083, 1.2, 1.4])
-@pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 0.9])
+@pytest.mark.parametrize("ratio", quick_every(2, [1.0, 1.02, 1.083, 1.2, 1.4]))
+@pytest.mark.parametrize("share", quick_every(3, [0.0, 0.2, 0.5, 0.9]))
 def test_no_cheaper_plan_fits(configured: ConfigChain, ratio: float, share: float) -> None:
     """Beside the cheapest plan of as much as may really be allocated: what the first guess was does not matter."""
     chain = configured.chain

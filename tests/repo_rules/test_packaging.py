@@ -154,12 +154,14 @@ def test_the_lowest_versions_declared_are_enough(wheel: Path, tmp_path: Path, no
         run(tmp_path / "venv" / "bin" / "memcalc", command, cwd=nowhere)
 
 
+@pytest.mark.long
 def test_presets_resolve_in_a_clone(clone: Path, nowhere: Path) -> None:
     check_estimate(sys.executable, "-m", "memcalc", cwd=nowhere, PYTHONPATH=str(clone))
     place = run(sys.executable, "-c", SHOW_PLACE, cwd=nowhere, PYTHONPATH=str(clone))
     assert Path(place.strip()) == clone / "memcalc"
 
 
+@pytest.mark.long
 def test_presets_resolve_in_an_editable_install(clone: Path, tmp_path: Path, nowhere: Path) -> None:
     python = environment(tmp_path / "venv")
     borrow_packages(tmp_path / "venv")

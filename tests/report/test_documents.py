@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES, SNAPSHOTS = ROOT / "docs" / "examples", ROOT / "tests" / "snapshots" / "recorded"
 SMALL = ["--set", "l=2", "--set", "d=64", "--set", "h=4", "--set", "V=128", "--set", "s=64"]
 
+LONG = {"everything that fits", "deepest model"}  # the quick tests have others of the same command
 COMMANDS = {
     "everything that fits": ("fit", ["fit", "gpt2", *SMALL, "--gpu", "t4", "--gpus", "2"]),
     "nothing fits as it is": ("fit", ["fit", "llama-3-8b", "--set", "l=2", "--gpu", "t4", "--gpus", "1"]),
@@ -37,7 +38,13 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize(("kind", "arguments"), COMMANDS.values(), ids=COMMANDS)
+@pytest.mark.parametrize(
+    ("kind", "arguments"),
+    [
+        pytest.param(*command, id=name, marks=pytest.mark.long if name in LONG else ())
+        for name, command in COMMANDS.items()
+    ],
+)
 def test_documents(kind: str, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("jsonschema")
     assert main([*arguments, "--format", "json"]) in (0, 1)

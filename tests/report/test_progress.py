@@ -116,7 +116,7 @@ def test_plans_are_counted() -> None:
 
 def test_commands_draw_it_on_a_terminal_and_nowhere_else(tmp_path: Path) -> None:
     """A search that takes longer than PATIENCE, its standard error once a terminal and once a file."""
-    command = [sys.executable, "-m", "memcalc", *"fit gpt2 --gpu h100-80gb --gpus 4".split()]
+    command = [sys.executable, "-m", "memcalc", *"fit gpt2 --set l=6 --gpu h100-80gb --gpus 4".split()]
     ours, theirs = pty.openpty()
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs):
         os.close(theirs)

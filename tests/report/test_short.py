@@ -26,7 +26,7 @@ def short(result: Result, width: int = 80) -> list[str]:
     return file.getvalue().splitlines()
 
 
-@pytest.mark.parametrize("name", quick_every(8, preset_names()))
+@pytest.mark.parametrize("name", quick_every(16, preset_names()))
 def test_thirty_lines_are_enough_for_every_preset_on_one_gpu(name: str) -> None:
     lines = short(memcalc.estimate(name, gpu="h100-80gb").replayed)
 
@@ -55,7 +55,7 @@ LAYOUTS = [
 ]
 
 
-@pytest.mark.parametrize("run", quick_every(2, LAYOUTS), ids=" ".join)
+@pytest.mark.parametrize("run", quick_every(4, LAYOUTS), ids=" ".join)
 def test_forty_lines_are_enough_for_any_layout(run: tuple[str, ...]) -> None:
     for gpu in (None, "h100-80gb", "t4"):
         lines = short(memcalc.estimate(*run, gpu=gpu).replayed)

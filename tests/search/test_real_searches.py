@@ -5,6 +5,7 @@ import pytest
 import memcalc
 from memcalc.measuring.measurement import DONE
 from memcalc.spec.hardware.gpus import find_gpu
+from tests.thinning import quick_every
 from tools.real_gpus import searches
 
 SEARCHES = searches()
@@ -12,7 +13,7 @@ ALLOC_CONF = " --alloc-conf "
 PYTORCH = "torch_version=v2.11"  # that of the records
 
 
-@pytest.mark.parametrize("search", SEARCHES, ids=" ".join)
+@pytest.mark.parametrize("search", quick_every(2, SEARCHES), ids=" ".join)
 def test_the_largest_micro_batch_ran_and_the_next_one_did_not(search: tuple[str, str]) -> None:
     """As a user types it: the run, the GPU by its name, and the version of PyTorch. Nothing is known of the device."""
     gpu, run = search

@@ -17,6 +17,7 @@ from memcalc.simulation.simulated_run import simulate, unsupported_reason
 from memcalc.spec.spec import Spec
 from memcalc.verdict.judge import size
 from tests.sharding.small_model import RANKS, VOCAB, WIDTH, sizes
+from tests.thinning import quick_every
 from tools.recorded_errors import recorded_spec
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "recordings" / "reserved"
@@ -36,7 +37,7 @@ def gradients(spec: Spec, phase: str) -> int:
     return memcalc.estimate(spec).ledger.components(phase).get(Component.GRADIENTS, 0)
 
 
-@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record["case"])
+@pytest.mark.parametrize("record", quick_every(2, RECORDS, first=1), ids=lambda record: record["case"])
 def test_a_recorded_rank_reserves_as_replayed(record: dict[str, Any]) -> None:
     """DeepSpeed 0.19.8 on the null CUDA device, the first rank of several: byte-exact."""
     spec = recorded_spec(record)
@@ -44,7 +45,7 @@ def test_a_recorded_rank_reserves_as_replayed(record: dict[str, Any]) -> None:
     assert simulate(spec, rank=0).reserved_bytes == max(record["reserved"].values())
 
 
-@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record["case"])
+@pytest.mark.parametrize("record", quick_every(2, RECORDS), ids=lambda record: record["case"])
 def test_the_formulas_count_what_a_rank_allocates(record: dict[str, Any]) -> None:
     """Of the first rank within 0.01 %, or more: another rank has its sums earlier in backward."""
     counted = size(recorded_spec(record)).ledger.peak_bytes

@@ -70,7 +70,7 @@ def test_modules_run_in_the_order_of_transformers(family: str) -> None:
     assert [sum(engine.elements[number] for number in turn.parameters) for turn in turns] == calls_of(family)
 
 
-@pytest.mark.parametrize("family", quick_every(3, sorted(FAMILIES)))
+@pytest.mark.parametrize("family", quick_every(6, sorted(FAMILIES)))
 def test_every_family_is_estimated(family: str) -> None:
     """Replayed or not: norms without weights beside a tied head, and routers in fp32, have ended in errors."""
     for stage in (1, 2, 3):

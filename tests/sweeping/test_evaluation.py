@@ -24,6 +24,7 @@ from memcalc.sweeping.verdict_terms import CLOSE, DOES_NOT_FIT, FITS
 from memcalc.verdict.judge import verdict_of
 from memcalc.verdict.needs import MemoryNeed, can_replay, least_bytes, recorded_need
 from tests.properties.specs import SHARE
+from tests.thinning import quick_every
 
 
 def assert_same(source, table: Table, *overrides: str, gpu: str | None = None) -> None:
@@ -91,7 +92,7 @@ def test_a_grid_of_everything_equals_the_scalar_estimates():
     assert 0 < table.valid.sum() < len(table)
 
 
-@pytest.mark.parametrize("whole", [0, 2])
+@pytest.mark.parametrize("whole", quick_every(2, [0, 2], first=1))
 def test_sequences_that_fill_windows_have_tapes_of_their_own(whole: int):
     run = ("implementation=huggingface", "num_layers=5", "sliding_window=256", f"full_attention_interval={whole}")
     axes: dict[Any, Any] = {
@@ -171,7 +172,7 @@ def test_stages_of_any_number_of_layers_follow_from_one(monkeypatch):
     assert_same("llama-3-8b", evaluate("llama-3-8b", axes, "data_parallel=8"), "data_parallel=8")
 
 
-@pytest.mark.parametrize("zero_stage", [2, 3])
+@pytest.mark.parametrize("zero_stage", quick_every(2, [2, 3], first=1))
 def test_engines_that_count_parameters_layer_by_layer(monkeypatch, zero_stage):
     """DeepSpeed's bucket is full, and it has gathered most, in layers that depend on how large layers are."""
     overrides = ("engine=deepspeed", "data_parallel=8", f"zero_stage={zero_stage}")
@@ -280,7 +281,7 @@ ROTATIONS = [(*list(AXES)[first:], *list(AXES)[:first]) for first in range(len(A
         pytest.param([*permutations(AXES)], id="permutations", marks=pytest.mark.long),
     ],
 )
-@pytest.mark.parametrize("ledger", [False, True])
+@pytest.mark.parametrize("ledger", quick_every(2, [False, True], first=1))
 def test_axes_come_in_any_order(ledger: bool, orders: Iterable[tuple[Any, ...]]):
     """Contexts are estimated one after the other, and their configurations stand where the grid has them."""
     tables = []

@@ -6,10 +6,24 @@ import pytest
 
 import memcalc
 from memcalc.ledger.component import Component
+from tests.thinning import quick_every
 
 
-@pytest.mark.parametrize(("recipe", "attention"), [("amp", "flash"), ("pure", "flash"), ("fp32", "eager")])
-@pytest.mark.parametrize("implementation", ["plain", "huggingface"])
+@pytest.mark.parametrize(
+    ("implementation", "recipe", "attention"),
+    quick_every(
+        2,
+        [
+            ("plain", "amp", "flash"),
+            ("plain", "pure", "flash"),
+            ("huggingface", "pure", "flash"),
+            ("huggingface", "amp", "flash"),
+            ("huggingface", "fp32", "eager"),
+            ("plain", "fp32", "eager"),
+        ],
+        unpack=True,
+    ),
+)
 def test_the_same_bytes_for_the_same_purpose(recipe: str, attention: str, implementation: str) -> None:
     """Rotary tables and masks outlive forward: activations to a trace, but not in the papers, so not to an estimate.
 

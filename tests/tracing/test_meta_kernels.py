@@ -101,6 +101,7 @@ memcalc.trace(memcalc.load("llama-3.2-1b.yaml", "num_layers=1", "vocab_size=640"
 """
 
 
+@pytest.mark.long
 def test_a_plain_step_loads_nothing_for_symbols() -> None:
     """A second of a command's time; and what does without the compiler can share parameters out."""
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False)

@@ -11,6 +11,7 @@ import pytest
 import memcalc
 from memcalc.errors import InputError
 from memcalc.ledger.component import Component
+from tests.thinning import quick_every
 
 RECORDINGS = Path(__file__).parents[2] / "benchmarks" / "recordings" / "sharded" / "null-h100-80gb-torch-2.13.0.jsonl"
 RECORDS = {record["case"]: record for record in map(json.loads, RECORDINGS.read_text().splitlines())}
@@ -38,9 +39,7 @@ def test_a_rank_of_fsdp2_holds_what_was_recorded(case: str) -> None:
         assert traced[phase] == pytest.approx(recorded[phase], rel=5e-3), phase
 
 
-@pytest.mark.parametrize(
-    "ranks", [2, pytest.param(8, marks=pytest.mark.long), pytest.param(64, marks=pytest.mark.long), 1024]
-)
+@pytest.mark.parametrize("ranks", quick_every(4, [2, 8, 64, 1024], first=3))
 def test_shards_are_the_estimates_and_sum_to_the_whole(ranks: int) -> None:
     """Each state of a rank, times the ranks, is that of one GPU and what evens the rows out."""
     traced = memcalc.trace(*SMALL, f"data_parallel={ranks}", gpu="h100-80gb", steps=2).result.ledger
@@ -81,7 +80,8 @@ def test_what_the_step_cannot_spread_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "implementation"), [("adafactor", "foreach"), ("adafactor", "for-loop"), ("rprop", "foreach")]
+    ("optimizer", "implementation"),
+    quick_every(3, [("adafactor", "foreach"), ("adafactor", "for-loop"), ("rprop", "foreach")], unpack=True),
 )
 def test_an_optimizer_that_cannot_update_parts_is_refused(optimizer: str, implementation: str) -> None:
     """By PyTorch's DTensor, in the middle of the step: one message with its reason, not its traceback."""

@@ -16,11 +16,6 @@ from memcalc.nullcuda.result import WHOLE
 # Programs as they are drawn now; `earlier` has those of other choices.
 RECORDS = {path: read_records(path) for path in sorted(RECORDINGS.glob("*/*.jsonl")) if path.parent.name != "earlier"}
 LONG = pytest.mark.long
-PROGRAMS = [
-    ("development", False),
-    pytest.param("development", True, marks=LONG),
-    pytest.param("held-out", True, marks=LONG),
-]
 
 
 def test_a_deck_deals_each_choice_equally_often():
@@ -33,20 +28,6 @@ def test_programs_are_drawn_by_seed(family):
     drawn = [described(family.program("development", number)) for number in range(8)]
     assert drawn == [described(family.program("development", number)) for number in range(8)]
     assert drawn != [described(family.program("held-out", number)) for number in range(8)]
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize(
-    ("number", "replay"), [(0, False), pytest.param(0, True, marks=LONG), pytest.param(1, True, marks=LONG)]
-)
-def test_estimate_reads_the_file_of_each_program(name, number, replay):
-    """The quick tests have no replay where a recorded program of the family has one."""
-    program = FAMILIES[name].program("development", number)
-    record = {**described(program), "number": number, "versions": {}, "ranks": []}
-    line = sized(record, named=False, replay=replay or name not in CLAIMED)
-    assert not line.problem
-    assert line.allocated > 0
-    assert all(find_shipped(model) is not None for model in program.models)
 
 
 def test_the_framework_is_named_where_it_is_asked_for():
@@ -213,6 +194,25 @@ BEYOND = {
 
 
 CLAIMED = list(dict.fromkeys([*BARS, *RESERVED]))
+COMPARED = CLAIMED[::2]  # by the quick tests, which of the others read the user's file
+
+
+@pytest.mark.parametrize(
+    ("number", "replay", "name"),
+    [
+        pytest.param(number, replay, name, marks=LONG if number or replay or name in COMPARED else ())
+        for number, replay in ((0, False), (0, True), (1, True))
+        for name in FAMILIES
+    ],
+)
+def test_estimate_reads_the_file_of_each_program(number, replay, name):
+    """The quick tests read those of families that they do not compare, without a replay if there are records."""
+    program = FAMILIES[name].program("development", number)
+    record = {**described(program), "number": number, "versions": {}, "ranks": []}
+    line = sized(record, named=False, replay=replay or name not in CLAIMED)
+    assert not line.problem
+    assert line.allocated > 0
+    assert all(find_shipped(model) is not None for model in program.models)
 
 
 def claimed(family, seed):
@@ -229,8 +229,14 @@ def claimed(family, seed):
 QUICKER = {"trainer-5-fsdp1-lora": 3, "trl-dpo-zero": 3, "trl-dpo-1.14": 0}
 
 
-@pytest.mark.parametrize("family", CLAIMED)
-@pytest.mark.parametrize(("seed", "every"), PROGRAMS)
+@pytest.mark.parametrize(
+    ("seed", "every", "family"),
+    [
+        pytest.param(seed, every, family, marks=LONG if every or family not in COMPARED else ())
+        for seed, every in (("development", False), ("development", True), ("held-out", True))
+        for family in CLAIMED
+    ],
+)
 def test_estimates_are_those_of_the_dry_runs(family, seed, every):
     """Of one program of the family, or of all."""
     programs = [*claimed(family, seed)]

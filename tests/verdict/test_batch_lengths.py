@@ -133,7 +133,7 @@ def test_lengths_that_are_all_the_longest_change_nothing() -> None:
     ("family", "seed", "number"),
     [
         ("trainer-5", "held-out", 2),  # +10.1% beyond the replay of its longest batches
-        ("litgpt", "held-out", 3),  # +7.7%
+        pytest.param("litgpt", "held-out", 3, marks=pytest.mark.long),  # +7.7%
         ("torchtune", "development", 7),  # +12.4%
         ("accelerate-fsdp2", "held-out", 4),  # +15.0%
     ],
