@@ -355,6 +355,22 @@ def test_a_padding_mask_has_the_size_of_the_batch_only_once() -> None:
     assert [size for size in before if size in (s * s, b * s, b * s * s)] == [s * s, s * s, b * s, b * s * s]
 
 
+def test_a_mask_of_packed_texts_has_three_squares_at_once() -> None:
+    """Bytes: one row of 2 * 512 tokens; + in the same text, + and, - first, + not behind, + and, - both before it.
+
+    Recorded: trl-sft-zero held-out-14 1 (masking_utils.py, and_masks). A padding mask has two squares at once.
+    """
+    square = (2 * 512) ** 2
+    words = ("implementation=huggingface", "framework=trainer", "padding_mask=boolean", "padding_free=true")
+    requests = run_requests(memcalc.load("llama-3.2-1b", *words, "b=2", "s=512"))
+    script = next(each.script for each in requests.stretches if each.phase == "forward_1" and square in each.script)
+    sizes = [change for stretch in requests.stretches for change in stretch.script if change >= 0]
+    squares = {number for number, size in enumerate(sizes) if size == square}
+    events = [change for change in script if change == square or (change < 0 and ~change in squares)]
+
+    assert ["+" if change >= 0 else "-" for change in events[:7]] == ["+", "+", "-", "+", "+", "-", "-"]
+
+
 @pytest.mark.parametrize(("words", "sizes"), [((), "ssss"), (("framework=trainer",), "ssssstB")])
 def test_a_mask_of_windows_is_one_of_each_sequence_if_the_program_passes_a_mask(
     words: tuple[str, ...], sizes: str

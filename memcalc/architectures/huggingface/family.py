@@ -167,13 +167,13 @@ class Family:
         elif c.cache is not None and c.cache.masked and not c.cache.given_masks:
             mask = self.window_truth("mask") if c.masks.has_windows else self.causal_truth("mask")
             self.name_mask(mask.storage, "all")
-        if c.masks.padding == "boolean":
-            mask = self.padding_truth("padding mask")
-            self.name_mask(mask.storage, "all")
+        if c.masks.padding in ("boolean", "packed"):
+            truth = self.packed_truth if c.masks.padding == "packed" else self.padding_truth
+            self.name_mask(truth("padding mask").storage, "all")
         elif c.masks.padding == "additive":
-            truth = self.causal_truth("padding mask, truth")
+            causal = self.causal_truth("padding mask, truth")
             mask = self.shared_table(
-                "padding mask", self.mask_of_sequences, c.dtypes.embedded, truth, table=SharedTable("padding mask")
+                "padding mask", self.mask_of_sequences, c.dtypes.embedded, causal, table=SharedTable("padding mask")
             )
             self.name_mask(mask.storage, "all")
         if c.masks.window:
@@ -227,6 +227,22 @@ class Family:
         tokens = ops.table(f"{name}: of tokens", ("b", self.c.keys), "bool", of=counted[1:])
         both = self.shared_table(
             name, self.mask_of_sequences, "bool", allowed, tokens, table=SharedTable("padding mask")
+        )
+        self.tape.still_referenced(*counted)
+        return both
+
+    def packed_truth(self, name: str) -> Tensor:
+        """Return the mask of texts in one row, true where a key is in the query's text and not after the query.
+
+        Source: transformers 5.23 masking_utils.py, packed_sequence_compatibility_function.
+        """
+        ops, square = self.ops, ("s", self.c.keys)
+        counted = self._counted(name)
+        alike = ops.table(f"{name}: in the same text", square, "bool", of=counted)
+        allowed = ops.table(f"{name}: in the same text, and allowed", square, "bool", of=(alike,))
+        causal = ops.table(f"{name}: not behind", square, "bool", of=counted)
+        both = self.shared_table(
+            name, self.mask_of_sequences, "bool", allowed, causal, table=SharedTable("padding mask")
         )
         self.tape.still_referenced(*counted)
         return both

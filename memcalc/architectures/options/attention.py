@@ -135,7 +135,7 @@ class MaskOptions(NamedTuple):
 
     window: bool  # one for layers with a window shorter than the sequence
     window_of_sequences: bool  # it is one of each sequence: the program passes a mask of its tokens
-    padding: str  # `training.padding_mask`, where layers use it
+    padding: str  # `training.padding_mask`, where layers use it; packed: of several texts in one row
     has_windows: bool  # some layers have a sliding window
     has_full_attention: bool  # some layers have no sliding window
 
@@ -156,7 +156,8 @@ def masks_of(spec: Spec) -> MaskOptions:
 def _padding_mask(spec: Spec) -> str:
     if not has_padding_mask(spec):
         return "none"
-    return "boolean" if spec.training.padding_mask == "none" else spec.training.padding_mask
+    kind = "boolean" if spec.training.padding_mask == "none" else spec.training.padding_mask
+    return "packed" if kind == "boolean" and spec.training.padding_free else kind
 
 
 class LayerKVCache(NamedTuple):
