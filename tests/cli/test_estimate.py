@@ -143,7 +143,7 @@ def test_settings_of_the_allocator(run) -> None:
 
 def test_a_dpo_file_is_sized_with_its_reference_model(run) -> None:
     """The reference alone is another 15 GiB; it was a note once, below a bold FITS."""
-    text = " ".join(run("estimate", "docs/examples/dpo.yaml", "--gpu", "a100-80gb", "--full").out.split())
+    text = " ".join(run("estimate", "docs/examples/dpo.yaml", "--gpu", "h200", "--full").out.split())
 
     assert "TRL 1.16.0 DPO" in text
     assert "FITS: needs 77.9" in text
@@ -201,5 +201,5 @@ def test_an_interval_up_to_late_streams_is_named(run) -> None:
     shown = " ".join(run("estimate", "llama-3-8b", "--gpu", "h100-80gb", "--brief", *settings).out.split())
 
     assert "CANNOT SAY" in shown
-    assert "from CUDA streams that are on time to late ones, 95% of" in shown
+    assert "from CUDA streams that are on time to late ones, from the least to the most of NCCL's buffers, 95% of" in shown
     assert "run some steps on the GPUs: a dry run has CUDA streams that are on time, and with" in shown
