@@ -201,5 +201,7 @@ def test_an_interval_up_to_late_streams_is_named(run) -> None:
     shown = " ".join(run("estimate", "llama-3-8b", "--gpu", "h100-80gb", "--brief", *settings).out.split())
 
     assert "CANNOT SAY" in shown
-    assert "from CUDA streams that are on time to late ones, from the least to the most of NCCL's buffers, 95% of" in shown
+    assert (
+        "from CUDA streams that are on time to late ones, from the least to the most of NCCL's buffers, 95% of" in shown
+    )
     assert "run some steps on the GPUs: a dry run has CUDA streams that are on time, and with" in shown
