@@ -72,8 +72,11 @@ class PipelinedFSDP2(FSDP2):
         return [self.requests.take(size, 0, label) for size in self.sizes[unit][0].parameters]
 
     def resume(self) -> None:
-        """Reshard what the forward before has resharded; with earlier sums, a backward has gathered it again."""
-        for unit in () if self.unsharded else self.in_order:
+        """Reshard what the forward before has resharded; with earlier sums, a backward has gathered it again.
+
+        An evaluation begins with nothing gathered.
+        """
+        for unit in () if self.unsharded else [unit for unit in self.in_order if unit in self.parameters]:
             with self.requests.repeat(self.rounds.get(unit, 1)):
                 self.after_forward(unit)
 

@@ -70,6 +70,8 @@ def lacks(spec: Spec) -> Iterator[str]:
         "generated completions": training.completion_length is not None,
         "a reference model": training.reference_model,
         f"a loss that is {training.loss}": training.loss not in ("materialized", "vocab-parallel"),
+        "a loss over shards of a vocabulary that is whole": training.loss == "vocab-parallel"
+        and parallelism.tensor_parallel == 1,
         "a loss without a copy in fp32": not training.loss_upcast,
         "logits in fp32": training.logits_dtype == "fp32",
         "layers in one checkpoint segment": has_segments(training.recompute),

@@ -180,6 +180,8 @@ class SizedStream:
     def in_flight(self) -> dict[Hashable, int]:
         """The bytes that one round of each loop of `StepRecorder` over micro-batches in flight holds."""
         stream, found = self.recording.stream, dict[Hashable, int]()
+        if IN_FLIGHT not in stream.phases:  # an evaluation is between steps
+            return found
         number = stream.phases.index(IN_FLIGHT)
         for begin, end, rounds in stream.split[number]:
             if not isinstance(rounds, int):

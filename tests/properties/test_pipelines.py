@@ -38,6 +38,10 @@ def drawn(lot: random.Random) -> Spec | None:
         words.append("tensor_parallel=2")
     if "engine=megatron" not in words:
         words.append(f"recipe={lot.choice([*RECIPES])}")
+    if lot.random() < 0.2:
+        words.append("evaluation_batch_size=3")
+    if lot.random() < 0.3:
+        words.append("loss=vocab-parallel")
     schedule = lot.choice(SCHEDULES)
     words += [f"schedule={schedule}", *(["virtual_stages=2"] if schedule == "interleaved" else [])]
     try:

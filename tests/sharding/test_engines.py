@@ -280,6 +280,10 @@ def test_recorded_ranks() -> None:
             ("pipeline_parallel=2", "schedule=zb-h1", "gradient_accumulation_steps=2"),
             "pipeline parallelism with schedule zb-h1",
         ),
+        (
+            ("pipeline_parallel=2", "gradient_accumulation_steps=2", "loss=vocab-parallel"),
+            "pipeline parallelism with a loss over shards of a vocabulary that is whole",
+        ),
         (("context_parallel=2", "context_parallel_method=all-to-all"), "context parallelism by an all-to-all"),
         (("engine=fsdp2", "zero_stage=3", "recompute=[[0,1]]"), "layers in one checkpoint segment under FSDP2"),
     ],
