@@ -24,7 +24,10 @@ class RecordedErrors(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """The expected range of a run's device memory, from the errors of recorded runs of its kind. Bytes."""
+    """The expected range of a run's device memory. Bytes.
+
+    It comes from the errors of recorded runs of its kind, and from the least and the most of the communication library.
+    """
 
     low_bytes: int  # lower end of the range
     high_bytes: int  # upper end of the range
