@@ -185,6 +185,46 @@ def draw_pipeline(draw: Draw) -> Program:
     )
 
 
+# GPUs and tensor parallelism without FSDP: one GPU, DDP, or tensor-parallel ranks alone.
+WITHOUT_FSDP = ((1, 1), (8, 1), (1, 1), (4, 4), (2, 2), (8, 8), (2, 1))
+
+
+def draw_unsharded(draw: Draw) -> Program:
+    """A program without FSDP: autocast on one GPU and under DDP, fp32 under tensor parallelism alone."""
+    gpus, tensor = draw.of("layout", WITHOUT_FSDP)
+    name, flavor, assets = draw.of("model", MODELS[:3])
+    tensor = tensor if name == "llama3" else 1
+    tables: dict[str, dict[str, Any]] = {
+        "model": {"name": name, "flavor": flavor, "hf_assets_path": f"./{assets}"},
+        "optimizer": {"name": "AdamW", "lr": 3e-4},
+        "training": {
+            "local_batch_size": draw.of("batch", (1, 2, 1, 3)),
+            "seq_len": draw.of("length", (2048, 4096, 1024)),
+            "steps": 1000,
+            "dataset": "c4_test",
+            "dataset_path": "data",
+        },
+        "parallelism": {
+            "data_parallel_replicate_degree": gpus // tensor,
+            "data_parallel_shard_degree": 1,
+            "tensor_parallel_degree": tensor,
+        },
+        "checkpoint": {"enable": False},
+        "activation_checkpoint": dict(draw.of("checkpointing", CHECKPOINTING)),
+        "compile": {"enable": False},
+    }
+    return Program(
+        files={FILE: written_toml(tables)},
+        command=f"{draw.of('launch', LAUNCHES)}python -m torchtitan.train --job.config_file ./{FILE}",
+        card="b200",  # 16 bytes of each of 8 billion parameters
+        gpus=gpus,
+        sized=Sized(FILE, (f"gpus={gpus}",), "torchtitan"),
+        models=(assets,),
+        data="texts",
+        options={"steps": STEPS, "world_size": gpus},
+    )
+
+
 class Experts(NamedTuple):
     """How a model with experts is split.
 
@@ -283,6 +323,7 @@ def draw_experts(draw: Draw) -> Program:
 FAMILIES = (
     Family("torchtitan", TITAN, draw_program),
     Family("torchtitan-experts", TITAN, draw_experts),
+    Family("torchtitan-unsharded", TITAN, draw_unsharded),
     Family("torchtitan-pipeline", TITAN, draw_pipeline),
     Family("torchtitan-float8", TITAN_FLOAT8, draw_float8_program),
 )

@@ -34,7 +34,7 @@ def math_attention(
     Args:
         ops: the operators.
         c: the structure.
-        q: queries, (b, s, h, head_size).
+        q: queries, (b, s, heads, head_size).
         k: keys, (b, keys, h_kv, head_size).
         v: values, as the keys.
         head_size: axis of the features of a head.
@@ -49,20 +49,23 @@ def math_attention(
         casts = (q, k, v)
     queries = ops.scale(q, "scaled q")
     masks = given or ((_causal_mask(ops),) if several else ())
-    repeated = ("b", keys, "h", head_size)
-    if not masked:
+    heads = q.shape[2]
+    repeated = ("b", keys, heads, head_size)
+    repeats = c.attention.grouped and not masked
+    if repeats:
         k, v = ops.copy(k, "k for each head", repeated), ops.copy(v, "v for each head", repeated)
-    copies = ("q by head" if several and c.batched and not by_head else "", "k by head" if masked and c.batched else "")
+    by_token = c.batched and not repeats  # keys and values; repeated ones are contiguous by head
+    copies = ("q by head" if several and c.batched and not by_head else "", "k by head" if by_token else "")
     expands = repeated if masked else ()
-    scores = ops.matmul(queries, ops.scale(k, "scaled k"), "scores", ("b", "h", "s", keys), copies, expands=expands)
+    scores = ops.matmul(queries, ops.scale(k, "scaled k"), "scores", ("b", heads, "s", keys), copies, expands=expands)
     for mask in masks:
         scores = ops.add_in_place(scores, mask, "masked scores")
     probabilities = ops.safe_softmax(scores, "attention probabilities")
     dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention.dropout)
     if casts:
         casts = (*casts, ops.cast(dropped, dtype, "attention probabilities in dtype"))  # returned, too
-    copies = ("", "v by head" if masked and c.batched else "")
-    core = ops.matmul(dropped, v, "attention output", ("b", "s", "h", head_size), copies, expands=expands)
+    copies = ("", "v by head" if by_token else "")
+    core = ops.matmul(dropped, v, "attention output", ("b", "s", heads, head_size), copies, expands=expands)
     if casts:
         core = ops.cast(core, dtype)
         casts = (*casts, dropped)

@@ -84,8 +84,10 @@ class BlockStructure(NamedTuple):
     def of_layers(self, modules: LayerModules) -> BlockStructure:
         """Return the structure of a layer with these modules."""
         attention = (self.full_attention if modules.full_heads else None) or self.attention
+        if self.implementation == "huggingface":
+            attention = attention.with_mask(masked=modules.masked)
         return self._replace(
-            attention=attention.with_mask(masked=modules.masked),
+            attention=attention,
             layer=modules._replace(detached=modules.detached or self.layer.detached),
         )
 

@@ -1,13 +1,16 @@
-"""torchtitan's Llama, DeepSeek and Qwen3, operator by operator, under FSDP2 with bf16 parameters and fp32 reduction.
+"""torchtitan's Llama, DeepSeek and Qwen3, operator by operator.
 
-Sources: torchtitan 0.2.2 torchtitan/models/llama3/model/model.py and qwen3/model/model.py, infra/parallelize.py (tensor
-parallelism), distributed/activation_checkpoint.py (selective recomputation by operator), train.py (the logits are freed
-before backward). Before 0.2.2 attention gets keys and values for each query head (`repeat_kv`).
+FSDP2 gathers parameters in 16 bits. Without it forward runs under autocast, or in fp32 with tensor or pipeline
+parallelism. Before 0.2.2 attention gets keys and values for each query head (`repeat_kv`). Sources: torchtitan 0.2.2
+torchtitan/models/llama3/model/model.py and qwen3/model/model.py, infra/parallelize.py (tensor parallelism),
+distributed/utils.py (maybe_enable_amp), distributed/activation_checkpoint.py (selective recomputation by operator),
+train.py (the logits are freed before backward).
 """
 
 from __future__ import annotations
 
 from memcalc.architectures.losses import write_loss
+from memcalc.architectures.math_attention import math_attention
 from memcalc.architectures.norms import norm
 from memcalc.architectures.plain_embedding_head import split_embedding
 from memcalc.architectures.structure import BlockStructure
@@ -26,7 +29,7 @@ CAST_INPUTS = "torch 2.13 torch/distributed/fsdp/_fully_shard/_fsdp_state.py: ca
 def write(c: BlockStructure, part: str) -> tuple[Tape, Tensor | None]:
     """Return the tape of one part of the model, and its output."""
     tape = Tape(saved_component=Component.LOGITS_AND_LOSS if part == "head" else Component.ACTIVATIONS)
-    ops = Operators(tape, c.dtypes._replace(parameters=c.dtypes.compute), c.linears)
+    ops = Operators(tape, c.dtypes, c.linears)
     if part == "embedding":
         x = (
             split_embedding(ops, c, "d")
@@ -40,7 +43,7 @@ def write(c: BlockStructure, part: str) -> tuple[Tape, Tensor | None]:
 
 
 def _head(c: BlockStructure, tape: Tape, ops: Operators) -> tuple[Tape, None]:
-    x = tape.input("head input", ("b", TensorParallelOps(ops, c).stream, "d"), c.dtypes.compute, SOURCE)
+    x = tape.input("head input", ("b", TensorParallelOps(ops, c).stream, "d"), c.stream, SOURCE)
     write_loss(ops, c, norm(ops, c.norm, x, "norm"), "d")
     return tape, None
 
@@ -64,8 +67,8 @@ class TorchtitanLayer:
         """Return the tape of the layer, and its output."""
         c, tape, ops = self.c, self.tape, self.ops
         tape.checkpoints.stops_early = False  # torchtitan/config/job_config.py, ActivationCheckpoint: early_stop
-        x = tape.input("layer input", ("b", self.split.stream, "d"), c.dtypes.compute, SOURCE)
-        if c.projections.qk_norm:
+        x = tape.input("layer input", ("b", self.split.stream, "d"), c.stream, SOURCE)
+        if c.projections.qk_norm and c.dtypes.parameters != "fp32":  # gathered in 16 bits
             tape.arguments.append(ops.table("RoPE cache, cast", ("s", "2·d_h"), c.dtypes.compute, CAST_INPUTS))
         normed = norm(ops, c.norm, x, "input_norm")
         latent = c.projections.mla
@@ -91,9 +94,10 @@ class TorchtitanLayer:
             split.column(x, f"attention.{name}_proj", (out, "d"), ("b", "s", heads, "d_h"), bias=False)
             for name, out, heads in (("q", width, h), ("k", kv_width, kv), ("v", kv_width, kv))
         )
+        v = self.by_head(v, "v")
         if c.projections.qk_norm:
-            q = norm(ops, c.norm, q, "attention.q_norm", "d_h")
-            k = norm(ops, c.norm, k, "attention.k_norm", "d_h")
+            q = self.by_head(norm(ops, c.norm, q, "attention.q_norm", "d_h"), "q")
+            k = self.by_head(norm(ops, c.norm, k, "attention.k_norm", "d_h"), "k")
         q, k = self.rotated_halves(q, k) if c.projections.qk_norm else self.rotated_pairs(q, k)
         if c.attention.repeats_heads:
             kv, heads = h, ("b", "s", h, "d_h")
@@ -101,11 +105,17 @@ class TorchtitanLayer:
         if c.attention.rotation:
             core = ops.ring_attention(q, k, v, h, kv, "d_h", c.attention.rotation)
             core = ops.ring_output_by_token(core, h, "d_h")
+        elif c.attention.kernel == "math":
+            core = math_attention(ops, c, q, k, v, "d_h", by_head=False)
         else:
             core = ops.flash_attention(q, k, v, h, kv, "d_h", "s", splits=True)
         out = split.row(core, "attention.o_proj", ("d", width), bias=False)
         split.returned(x, q, k, v, core)
         return out
+
+    def by_head(self, x: Tensor, name: str) -> Tensor:
+        """A view of heads; the math kernel's gradient is by head, and backward copies it by token."""
+        return self.ops.restrided_view(x, name) if self.c.attention.by_matmuls else x
 
     def mlp(self, normed: Tensor) -> Tensor:
         """FeedForward.forward of all tokens."""
@@ -139,10 +149,13 @@ class TorchtitanLayer:
         self.tape.record(Node(self.tape.storages[table.storage].name, (), (table,), (), ()))
 
     def rotated_pairs(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Llama's apply_rotary_emb: pairs of features as complex fp32 numbers, times a cache, and back."""
+        """Llama's apply_rotary_emb: pairs of features as complex fp32 numbers, times a cache, and back.
+
+        The gradient must be by token before it is complex (torch 2.13 tools/autograd/derivatives.yaml, view_as_real).
+        """
         ops, given = self.ops, (q, k)
         wide = [ops.cast(x, "fp32", f"{name} in fp32") for name, x in (("q", q), ("k", k))]
-        turned = [self.times_cache(x, name, "d_h") for name, x in zip("qk", wide, strict=True)]
+        turned = [self.by_head(self.times_cache(x, name, "d_h"), name) for name, x in zip("qk", wide, strict=True)]
         q, k = (ops.cast(x, q.dtype, f"rotated {name}") for name, x in zip("qk", turned, strict=True))
         self.tape.still_referenced(*given, *wide, *turned)
         return q, k
@@ -159,21 +172,28 @@ class TorchtitanLayer:
         return y
 
     def rotated_halves(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Qwen3's apply_rotary_emb: x * cos + (-second half, first half) * sin; both are views of the layer's cache."""
+        """Qwen3's apply_rotary_emb: x * cos + (-second half, first half) * sin.
+
+        Both are views of the cache: of the layer's copy that FSDP2 casts, else of the model's buffer.
+        """
         given = q, k
-        (cache,) = self.tape.arguments
-        table = Tensor(cache.storage, ("s", "d_h"), cache.dtype, grad=False)
-        q, k = (self._rotated(x, name, table) for name, x in (("q", q), ("k", k)))
+        q, k = self._rotated(q, "q"), self._rotated(k, "k")
         self.tape.still_referenced(*given)
         return q, k
 
-    def _rotated(self, x: Tensor, name: str, table: Tensor) -> Tensor:
+    def _rotated(self, x: Tensor, name: str) -> Tensor:
         ops = self.ops
         half = (*x.shape[:-1], "d_h/2")
-        straight = ops.mul(x, table, f"{name} * cos")
+        straight = self._times_cached(x, f"{name} * cos")
         first, second = ops.slices(x, (half, half), f"{name} halves")
         turned = ops.concatenate((ops.scale(second, f"-{name} half"), first), x.shape, f"turned {name}")
-        return ops.add(straight, ops.mul(turned, table, f"turned {name} * sin"), f"rotated {name}")
+        return ops.add(straight, self._times_cached(turned, f"turned {name} * sin"), f"rotated {name}")
+
+    def _times_cached(self, x: Tensor, name: str) -> Tensor:
+        if not self.tape.arguments:
+            return self.ops.mul_table(x, name, "fp32")
+        (cache,) = self.tape.arguments
+        return self.ops.mul(x, Tensor(cache.storage, ("s", "d_h"), cache.dtype, grad=False), name)
 
     def kept(self) -> tuple[int, ...]:
         """Return the results that selective recomputation by operator keeps.
@@ -183,9 +203,10 @@ class TorchtitanLayer:
         """
         nodes = self.tape.nodes
         matmuls = [node for node in nodes if node.multiplies]
-        attention = next(node for node in nodes if node.name == "attention")
+        # The math kernel is no operator of its own: its batched products are not on the list.
+        attention = [node for node in nodes if node.name == "attention"]
         summed = [node for node in nodes if node.name.endswith("summed")] if self.c.sharding.sequence_parallel else []
         if self.has_experts:
             summed += kept_exchanges(self.c, nodes)
-        results = [tensor.storage for node in (*matmuls[::2], *summed, attention) for tensor in node.outputs]
-        return (*results, *attention.forward.also)
+        results = [tensor.storage for node in (*matmuls[::2], *summed, *attention) for tensor in node.outputs]
+        return (*results, *(storage for node in attention for storage in node.forward.also))

@@ -125,7 +125,7 @@ TRAINER: dict[str, Meaning] = {
         "ddp_static_graph",
     ),
     "ddp_find_unused_parameters": part("parallelism.find_unused_parameters"),
-    "ddp_bucket_cap_mb": overcounted("activations", "separate bucket sizes", "the default is counted"),
+    "ddp_bucket_cap_mb": to("parallelism.bucket_cap_mb"),
     "torch_compile_*": nothing("part of torch_compile"),
 }
 

@@ -106,7 +106,8 @@ FIELDS: dict[str, Meaning] = {
 
 _PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _LLAMAS = ("llama2", "llama3")
-_UNTIED_QWENS = ("8b", "14b", "32b", "30b-a3b", "235b-a22b")  # Qwen3's other flavors tie the LM head to the embedding
+_UNTIED_QWENS = ("8b", "14b", "32b")  # Qwen3's smaller flavors tie the LM head to the embedding
+_EXPERT_QWENS = ("30b-a3b", "235b-a22b")
 _FLAVORS = {
     ("llama3", "405b"): "llama-3.1-405b",
     ("llama4", "17bx16e_irope"): "llama-4-scout",
@@ -162,17 +163,16 @@ def _finish(draft: Draft) -> None:
     facts = draft.facts
     name, flavor = str(facts.get("name", "")).lower(), str(facts.get("flavor", "")).lower()
     _model(draft, name, flavor)
-    draft.default("training.dtype", _PRECISIONS.get(str(facts.get("param", "bfloat16")), "bf16"))
-    half = draft.values["training.dtype"] != "fp32"
     draft.default("training.optimizer_implementation", "fused")
     _stages(draft)
     _sharding(draft)
+    _precision(draft)
+    _units(draft)
     _experts(draft)
     if facts.get("offload") is True:
         place_shards(draft)
     low = str(facts.get("weights", "float32")) in ("bfloat16", "float16")
-    modelled = name in _LLAMAS or (name, flavor) in _EXPERT_FLAVORS or (name == "qwen3" and flavor in _UNTIED_QWENS)
-    own = half and not low and modelled and _is_sharded_alone(draft)
+    own = not low and _is_modelled(draft, name, flavor)
     _micro_batches(draft)
     if low:
         draft.default("training.recipe", "pure")
@@ -186,15 +186,16 @@ def _finish(draft: Draft) -> None:
             "and values for every query head: --set repeat_kv=true"
         )
     else:
-        draft.default("training.recipe", _recipe(draft) if half else "fp32")
+        casts = draft.values["training.dtype"] != "fp32" and not draft.values.get("parallelism.zero_stage")
+        draft.default("training.recipe", "amp" if casts else "fp32")
         if draft.values["training.dtype"] == "fp32":
             # models/attention.py, sdpa_backends: of the kernels that torchtitan allows only the math one takes fp32.
             draft.default("training.attention", "eager")
         if draft.values.get("parallelism.pipeline_parallel", 1) == 1:
             draft.default("training.logits_until", "loss")  # train.py: `del pred`
         draft.notes.append(
-            "torchtitan's own modules are modelled only for Llama, DeepSeek and untied Qwen3 under FSDP2; counted as "
-            "plain modules"
+            "torchtitan's own modules are modelled only for Llama, DeepSeek and untied Qwen3, without context "
+            "parallelism; counted as plain modules"
         )
     if not low and draft.values.get("parallelism.tensor_parallel", 1) != 1:  # infra/parallelize.py, apply_tp
         draft.default("parallelism.sequence_parallel", True)
@@ -207,6 +208,16 @@ def _finish(draft: Draft) -> None:
         _note_validation(draft)
 
 
+def _is_modelled(draft: Draft, name: str, flavor: str) -> bool:
+    """Return whether torchtitan's own modules of a model are: those with experts under FSDP2 only."""
+    shards: bool = draft.given("parallelism.engine") == "fsdp2"
+    if draft.values.get("parallelism.context_parallel", 1) != 1 or (shards and _known_ranks(draft) in (None, 1)):
+        return False
+    if (name, flavor) in _EXPERT_FLAVORS or (name == "qwen3" and flavor in _EXPERT_QWENS):
+        return shards
+    return name in _LLAMAS or (name == "qwen3" and flavor in _UNTIED_QWENS)
+
+
 def _note_validation(draft: Draft) -> None:
     """Record validation: 8 sequences of 2,048 tokens by default (config/job_config.py, Validation)."""
     fields, length = draft.given_fields, draft.values.get("training.sequence_length", 2048)
@@ -217,33 +228,36 @@ def _note_validation(draft: Draft) -> None:
         draft.limit("evaluation during training", why, holds_memory=True, sequences=sequences)
 
 
-def _recipe(draft: Draft) -> str:
-    """Return the recipe: FSDP casts, else autocast without TP and stages (distributed/utils.py, maybe_enable_amp)."""
-    if draft.values.get("parallelism.zero_stage"):
-        return "fp32"
-    split = any(draft.values.get(f"parallelism.{kind}_parallel", 1) != 1 for kind in ("tensor", "pipeline"))
-    if split:
+def _precision(draft: Draft) -> None:
+    """Set the compute dtype: fp32 with TP or stages without FSDP (distributed/utils.py, maybe_enable_amp)."""
+    given = _PRECISIONS.get(str(draft.facts.get("param", "bfloat16")), "bf16")
+    draft.default("training.dtype", given)
+    if given != "fp32" and not draft.values.get("parallelism.zero_stage") and _is_split(draft):
         draft.values["training.dtype"] = "fp32"
         draft.notes.append("torchtitan computes in fp32 under tensor or pipeline parallelism without FSDP")
-    return "fp32" if split else "amp"
+
+
+def _is_split(draft: Draft) -> bool:
+    """Return whether tensor or pipeline parallelism splits the model."""
+    return any(draft.values.get(f"parallelism.{kind}_parallel", 1) != 1 for kind in ("tensor", "pipeline"))
 
 
 def _sharding(draft: Draft) -> None:
     facts = draft.facts
     shards, replicas = facts.get("shards", -1), facts.get("replicas", 1)
     ranks = _known_ranks(draft)
-    if shards == -1 and ranks is not None and ranks == replicas:
+    if shards == -1 and (ranks == replicas or (ranks is None and not _is_split(draft))):
         shards = 1  # of one rank there is no FSDP (distributed/parallel_dims.py, fsdp_enabled)
-    if shards == 1 and replicas != 1:
+    if shards == 1 and draft.values.get("parallelism.context_parallel", 1) == 1:
+        draft.default("parallelism.engine", "ddp")
+        draft.default("parallelism.bucket_cap_mb", 100)  # models/llama3/infra/parallelize.py, apply_ddp
         draft.values["parallelism.data_parallel"] = replicas
         return
     pipelined = draft.values.get("parallelism.pipeline_parallel", 1) != 1
     never = facts.get("reshard") == "never" or (pipelined and facts.get("reshard") != "always")
     place_rotation(draft, facts.get("rotation"))
-    if shards != 1 or draft.values.get("parallelism.context_parallel", 1) != 1:
-        draft.default("parallelism.zero_stage", 2 if never else 3)
-        draft.default("parallelism.engine", "fsdp2")
-        _units(draft)
+    draft.default("parallelism.zero_stage", 2 if never else 3)
+    draft.default("parallelism.engine", "fsdp2")
     if type(shards) is int and shards > 1:
         draft.values["parallelism.data_parallel"] = shards * (replicas if type(replicas) is int else 1)
     if type(replicas) is int and replicas > 1:
@@ -268,7 +282,7 @@ def _experts(draft: Draft) -> None:
 
 def _known_ranks(draft: Draft) -> int | None:
     """Return the number of data-parallel ranks, which the launcher decides; None if it is not given."""
-    gpus, ranks = (draft.overridden.get(f"parallelism.{name}") for name in ("gpus", "data_parallel"))
+    gpus, ranks = draft.overridden.get("parallelism.gpus"), draft.given("parallelism.data_parallel")
     if type(ranks) is int:
         return ranks
     degrees = [draft.given(f"parallelism.{kind}_parallel") or 1 for kind in ("tensor", "pipeline", "context")]
@@ -314,13 +328,6 @@ def _micro_batches(draft: Draft) -> None:
         values["training.micro_batch_size"] = micro
         if "training.global_batch_size" not in values:
             values["training.gradient_accumulation_steps"] = local // micro
-
-
-def _is_sharded_alone(draft: Draft) -> bool:
-    """Return whether FSDP2 shards the data-parallel ranks, with at most tensor, expert and pipeline parallelism."""
-    whole = draft.values.get("parallelism.context_parallel", 1) == 1
-    ranks = draft.values.get("parallelism.data_parallel", 2 if "parallelism.data_parallel" in draft.overridden else 1)
-    return whole and draft.values.get("parallelism.zero_stage") in (2, 3) and ranks != 1
 
 
 def _recompute(draft: Draft, *, by_operator: bool) -> None:

@@ -53,6 +53,7 @@ class DDP(Engine):
             pytorch/strategies/ddp.py, _setup_model), the cache is emptied afterwards (checkpoint_connector.py,
             resume_end).
         finds_unused: DDP's find_unused_parameters.
+        bucket_cap_mb: DDP's argument of this name; None: its default.
     """
 
     def __init__(
@@ -64,8 +65,11 @@ class DDP(Engine):
         reduces_each: bool,
         stream: int,
         finds_unused: bool = False,
+        bucket_cap_mb: int | None = None,
     ) -> None:
         super().__init__(requests)
+        # Bytes of a bucket: of the first one, of the others (distributed.py, BucketCapacityConfig).
+        self.limits = [FIRST_BUCKET_BYTES, BUCKET_BYTES] if bucket_cap_mb is None else [bucket_cap_mb * MIB]
         self.parameters = parameters
         self.choice = options
         self.reduces_each = reduces_each
@@ -90,7 +94,7 @@ class DDP(Engine):
         self.requests.drop(in_flight)
         trained = self._trained
         if self.finds_unused:  # distributed.py, _ddp_init_helper
-            buckets = [*reversed(in_order_of_first(self._sized(trained), [FIRST_BUCKET_BYTES, BUCKET_BYTES]))]
+            buckets = [*reversed(in_order_of_first(self._sized(trained), self.limits))]
         else:
             buckets = in_order_of_first(self._sized(reversed(trained)), [])
         self.buckets = [self.requests.take(sum(sizes), self.sum_stream) for sizes in buckets]
@@ -111,7 +115,7 @@ class DDP(Engine):
             return
         self.rebuilt = True
         self.requests.drop(self.buckets)
-        buckets = grouped(self._sized(self.ready), [FIRST_BUCKET_BYTES, BUCKET_BYTES])
+        buckets = grouped(self._sized(self.ready), self.limits)
         self.buckets = [self.requests.take(sum(bucket.sizes)) for bucket in buckets]
 
     def after_backward(self, unit: int, gradients: Sequence[Gradient]) -> list[int]:

@@ -70,6 +70,7 @@ def engine_of(
         reduces_each=framework is None,
         stream=int(framework == "lightning"),
         finds_unused=spec.parallelism.find_unused_parameters,
+        bucket_cap_mb=spec.parallelism.bucket_cap_mb,
     )
 
 

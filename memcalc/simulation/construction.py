@@ -87,7 +87,7 @@ def _built_of_model(spec: Spec, stage: Stage, options: StateOptions) -> Iterator
         yield from (_alone(item) for item in standing if item.component is Component.INPUTS)
         return
     if is_built_on_meta(spec) or shards_loaded_model(spec):
-        with_buffers = spec.training.implementation == "huggingface" and is_built_on_meta(spec)
+        with_buffers = spec.training.implementation in ("huggingface", "torchtitan") and is_built_on_meta(spec)
         with_buffers = with_buffers and not loads_whole_weights(spec)
         yield from _distributed(spec, stage, ordered, copies, options, buffers if with_buffers else None)
         yield from _kept_copies(ordered, copies, options)
@@ -105,6 +105,7 @@ def _built_of_model(spec: Spec, stage: Stage, options: StateOptions) -> Iterator
         weights = (_cast_from_fp32(built, options) for built in weights)
     copies_itself = options.engine == "deepspeed"
     yield from _of_deepspeed(weights, options) if copies_itself else weights
+    yield from _sampled(spec, ordered, options)
     yield from _adapters(spec, [held for held in ordered if held.adapts], copies, options)
     if upcasts:  # axolotl 0.19 loaders/model.py, _apply_post_lora_load_setup
         yield InitialTensors(mask_of("model"), (), empties_cache=True)
@@ -426,8 +427,7 @@ def _distributed(
         return
     weights = chain.from_iterable(sized) if buffers is None else buffers.among(ordered, sized)
     yield from _given_memory(spec, ordered, _joined(weights))
-    if spec.training.implementation == "torchtitan" and spec.training.torch >= SAMPLES_AGAIN:
-        yield from _sampled(ordered, options)
+    yield from _sampled(spec, ordered, options)
 
 
 def _given_memory(
@@ -460,13 +460,15 @@ def _given_memory(
     yield head
 
 
-def _sampled(ordered: Sequence[LocalParameter], options: StateOptions) -> Iterator[InitialTensors]:
+def _sampled(spec: Spec, ordered: Sequence[LocalParameter], options: StateOptions) -> Iterator[InitialTensors]:
     """Yield the masks with which torchtitan's init_weights finds values of linear layers that it has to sample again.
 
     Two comparisons and their union, of dtype bool; the embedding is sampled without bounds. Only the LM head's bounds,
     of three standard deviations, leave values to sample again, in further tensors that are not counted. Source: torch
     2.13 torch/nn/init.py, _no_grad_trunc_normal_; torchtitan 0.2.2 torchtitan/models/llama3/model/model.py.
     """
+    if spec.training.implementation != "torchtitan" or spec.training.torch < SAMPLES_AGAIN:
+        return
     until = mask_of("model")
     for held in ordered:
         if len(held.shape) == len(("out", "in")) and not is_embedding(held):
@@ -542,9 +544,12 @@ def _sized(
 
 
 def _joined(built: Iterable[InitialTensors]) -> Iterator[InitialTensors]:
-    """Merge consecutive tensors that are live in the same phases."""
-    for mask, alike in groupby(built, key=lambda each: each.mask):
-        yield InitialTensors(mask, tuple(made for each in alike for made in each.tensors))
+    """Merge consecutive tensors that are live in the same phases, and freed only after these."""
+    for (mask, grouped), alike in groupby(built, key=lambda each: (each.mask, bool(each.groups or each.frees))):
+        if grouped:
+            yield from alike
+        else:
+            yield InitialTensors(mask, tuple(made for each in alike for made in each.tensors))
 
 
 def _split_at_once(built: InitialTensors, options: StateOptions) -> Iterator[InitialTensors]:
@@ -582,9 +587,11 @@ def _alone(item: RowDraft) -> InitialTensors:
 
 
 class _Buffers:
-    """Buffers of transformers' modules, and their position among the parameters.
+    """Buffers of transformers' and torchtitan's modules, and their position among the parameters.
 
-    Source: transformers 5.23, the constructors of models/<family>/modeling_<family>.py.
+    Sources: transformers 5.23, the constructors of models/<family>/modeling_<family>.py; torch 2.13 torch/nn/modules/
+    module.py, _apply, by which to_empty allocates the buffer of torchtitan's model after the parameters of its modules;
+    torchtitan 0.2.2 torchtitan/models/{llama3,qwen3}/model/model.py, init_weights, which computes another in its place.
 
     Args:
         spec: the run.
@@ -595,6 +602,7 @@ class _Buffers:
         self.model = spec.model
         self.family = spec.model.architecture if spec.training.implementation == "huggingface" else None
         self.own = family_buffers(spec.model.architecture)
+        self.of_torchtitan = spec.training.implementation == "torchtitan"
         in_layers = {ROTARY_TABLES} if self.own.sinusoids else set()
         in_layers |= {CAUSAL_MASKS} if self.own.masks == "layer" else set()
         self.of_layers = next((item for item in items if item.tensor in in_layers), None)
@@ -606,7 +614,9 @@ class _Buffers:
         """Yield the weights with the buffers where modules create them."""
         before, behind = "", self.own.sinusoids
         weighted = list(zip(ordered, weights, strict=True))
-        ends = max((at for at, (held, _) in enumerate(weighted) if not is_output(held)), default=-1)
+        ends = max(
+            (at for at, (held, _) in enumerate(weighted) if self.of_torchtitan or not is_output(held)), default=-1
+        )
         for at, (parameter, made) in enumerate(weighted):
             here = parameter.module.rpartition("*.")[2].partition(".")[0]
             if self.of_layers is not None and (before if behind else here) == "attention" and here != before:
@@ -622,6 +632,10 @@ class _Buffers:
         head: list[InitialTensors] = []  # LM head before it is tied
         again: list[InitialTensor] = []  # buffers that _init_weights copies
         for item in self.rest:
+            if self.of_torchtitan and item.tensor == ROTARY_TABLES:
+                yield InitialTensors(item.mask, (InitialTensor(item.each),), groups=(ROTARY_TABLES,))
+                yield InitialTensors(item.mask, (self._recomputed(item.each),), frees=ROTARY_TABLES)
+                continue
             made = _mask(item.each) if item.tensor == CAUSAL_MASKS else InitialTensor(item.each)
             made = made._replace(component=item.component)
             again += [made._replace(stays=False)] * item.count if made.before else []
@@ -635,6 +649,11 @@ class _Buffers:
         if again:
             yield InitialTensors(mask_of("model"), tuple(again))
         yield from head
+
+    def _recomputed(self, size: int) -> InitialTensor:
+        """Return torchtitan's RoPE cache: complex numbers of angles and ones, or Qwen3's cosines and sines, joined."""
+        angles = (size // 4, *(size // 2,) * 3) if self.model.qk_norm and self.model.mla is None else (size // 2,) * 2
+        return InitialTensor(size, before=angles)
 
     def _of_a_layer(self) -> InitialTensor:
         positions, rotated = self.model.max_position_embeddings, self.model.rotary_dim

@@ -79,8 +79,8 @@ def _default_implementation(training: dict[str, Any], model: dict[str, Any], eng
             training.setdefault(field, value)
     elif engine == "megatron":
         training.setdefault("recipe", "mixed-18")  # the engine's own main gradients
-    elif implementation == "torchtitan":
-        training.setdefault("recipe", "amp")  # fp32 shards, gathered and computed in bf16 or fp16
+    elif implementation == "torchtitan" and training.get("dtype") != "fp32":
+        training.setdefault("recipe", "amp")  # fp32 weights, computed in bf16 or fp16
 
 
 def _default_loop(training: dict[str, Any]) -> None:
@@ -120,7 +120,10 @@ def _default_attention(training: dict[str, Any], model: dict[str, Any]) -> None:
         sizes = (model.get("num_key_value_heads"), model.get("norms_per_layer"))
         training.setdefault("attention", "eager" if takes_math_kernel(model.get("architecture"), *sizes) else kernel)
     wide = training.get("dtype", training.get("recipe")) == "fp32"
-    if not wide or implementation in ("megatron", "torchtitan"):
+    if not wide or implementation == "megatron":
+        return
+    if implementation == "torchtitan":  # torchtitan 0.2.2 models/attention.py, sdpa_backends: cuDNN's, flash, math
+        training.setdefault("attention", "math")
         return
     grouped = model.get("num_key_value_heads") != model.get("num_attention_heads")
     versions = training.get("versions")
@@ -154,14 +157,15 @@ def default_parallelism(parallelism: dict[str, Any], implementation: object, dty
         dtype: `training.dtype`.
     """
     filled = dict(parallelism)
-    if implementation == "torchtitan":
-        filled["fsdp"] = default_policy(filled.get("fsdp", {}), implementation, dtype)
     model_parallel = any(filled.get(f"{kind}_parallel", 1) != 1 for kind in ("tensor", "pipeline", "context", "expert"))
     if implementation == "megatron" and (model_parallel or filled.get("zero_stage") == 1):
         filled.setdefault("engine", "megatron")
-    if implementation == "torchtitan":
+    if implementation == "torchtitan" and "engine" not in filled and filled.get("data_parallel", 1) != 1:
         filled.setdefault("zero_stage", 3)
     filled.setdefault("engine", engine_of(filled))
+    if implementation == "torchtitan" and filled["engine"] == "fsdp2":
+        filled.setdefault("zero_stage", 3)
+        filled["fsdp"] = default_policy(filled.get("fsdp", {}), dtype)
     if filled.get("offload", "none") != "none":
         filled.setdefault("offload_pin_memory", filled["engine"] == "fsdp2")  # DeepSpeed's default is pin_memory: false
     return filled

@@ -88,12 +88,12 @@ class FsdpSpec(ConfigBlock):
 DEFAULT = FsdpSpec()
 
 
-def default_policy(fsdp: Any, implementation: object, dtype: object) -> Any:
-    """Return the block with the policy of a known program; validation rejects a block of a wrong type.
+def default_policy(fsdp: Any, dtype: object) -> Any:
+    """Return the block with torchtitan's policy; validation rejects a block of a wrong type.
 
     torchtitan at ba2469780, torchtitan/parallelisms/parallelize_llama.py, apply_fsdp: bf16 parameters, fp32 reduction.
     """
-    if implementation != "torchtitan" or not isinstance(fsdp, Mapping):
+    if not isinstance(fsdp, Mapping):
         return fsdp
     return {"param_dtype": dtype if isinstance(dtype, str) else "bf16", "reduce_dtype": "fp32"} | dict(fsdp)
 

@@ -48,6 +48,7 @@ RecomputeModule = Literal["core_attn", "moe_act", "mla_up_proj", "mlp", "moe", "
 
 # Every stage is evaluated; no published run has more than a few hundred.
 Stages = Annotated[int, Field(gt=0, le=1024)]
+BucketSize = Annotated[int, Field(gt=0, le=2**20)]  # MiB
 # The valid settings depend on the PyTorch version; they are parsed by the estimate (estimation/estimate.py,
 # refuse_settings).
 AllocConf = Annotated[str, Field(max_length=1000)]
@@ -403,6 +404,12 @@ class ParallelismSpec(ConfigBlock):
         False,
         description="DDP's argument: with it gradient buckets have 25 MiB from the start; otherwise one bucket has all "
         "gradients of the first backward; other engines ignore it",
+    )
+
+    bucket_cap_mb: BucketSize | None = Field(
+        None,
+        description="DDP's argument: MiB of a gradient bucket; default: 25, and 1 for the first one; other engines "
+        "ignore it",
     )
 
     @property

@@ -122,6 +122,38 @@ def test_shards_are_fp32_and_what_is_gathered_is_not() -> None:
     assert rest[Component.OPTIMIZER_STATE] == 8 * result.parameters // 4
 
 
+def without_fsdp(**training: Any) -> Result:
+    """One GPU: autocast in bf16, or fp32."""
+    return estimate({"model": LLAMA, "training": {"implementation": "torchtitan", "s": S, "b": B} | training})
+
+
+def test_recomputation_by_operator_under_autocast_keeps_the_fp32_input_of_a_layer() -> None:
+    """As under FSDP2 with an input of 4 bytes a number; the products are in bf16."""
+    result = without_fsdp(recompute="selective")
+
+    assert result.spec.parallelism.engine == "ddp"
+    assert kept(result) == L * (4 * B * S * D + 2 * B * S * (3 * D + D * KV // H + F) + 4 * B * H * S)
+
+
+def test_the_math_kernel_is_recomputed_by_operator() -> None:
+    """Its batched products are not on the list: the layer's input and results of q, v, gate, down alone, in fp32.
+
+    Every second matmul is kept, q, v, gate and down; of the four o_proj and up are recomputed.
+    """
+    assert kept(without_fsdp(recompute="selective", dtype="fp32")) == L * 4 * B * S * (3 * D + D * KV // H + F)
+
+
+def test_the_math_kernel_keeps_what_its_products_read() -> None:
+    """Of each layer: scaled queries and keys, values per query head, and probabilities; and an output by token.
+
+    In fp32 (ATen native/transformers/attention.cpp, _scaled_dot_product_attention_math). More tokens add probabilities
+    quadratically, and everything else in proportion.
+    """
+    short, long = (kept(without_fsdp(recompute="none", dtype="fp32", s=s)) for s in (S, 2 * S))
+
+    assert long - 2 * short == L * 4 * B * H * (4 - 2) * S * S
+
+
 def test_norms_of_several_operators_keep_more_than_one_kernel() -> None:
     """Before torch 2.9 an RMSNorm keeps its input in fp32 and the normed input in bf16: 6·b·s·d bytes for 2·b·s·d + 4."""
     before, since = (kept(run(torch_version=version)) for version in ("v2.8", "v2.9"))

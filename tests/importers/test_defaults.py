@@ -278,14 +278,26 @@ def test_torchtitan_has_no_fsdp_over_one_rank(ranks: str, tmp_path: Path) -> Non
     spec = spec_of(tmp_path, "run.toml", LLAMA_TITAN + parallelism + "\n", ranks)
 
     assert (spec.training.dtype, spec.training.recipe, spec.parallelism.zero_stage) == ("fp32", "fp32", 0)
-    assert spec.training.attention == "eager"  # models/attention.py has no kernel but the math one for it
+    assert spec.training.attention == "math"  # models/attention.py has no other kernel for it
 
 
 def test_torchtitan_in_fp32_has_no_fused_attention(tmp_path: Path) -> None:
     text = LLAMA_TITAN.replace("seq_len = 8192", 'seq_len = 8192\nmixed_precision_param = "float32"')
     spec = spec_of(tmp_path, "run.toml", text, "data_parallel=8")
 
-    assert (spec.training.dtype, spec.training.attention) == ("fp32", "eager")
+    assert (spec.training.dtype, spec.training.attention) == ("fp32", "math")
+
+
+@pytest.mark.parametrize("ranks", [(), ("gpus=1",), ("gpus=8",)])
+def test_replicas_of_torchtitan_without_shards_are_ddp(ranks: tuple[str, ...], tmp_path: Path) -> None:
+    """apply_ddp: buckets of 100 MiB; a file that does not say how many GPUs there are runs on one."""
+    degrees = "data_parallel_replicate_degree = 8\ndata_parallel_shard_degree = 1\n" if "gpus=8" in ranks else ""
+    spec = spec_of(tmp_path, "run.toml", LLAMA_TITAN + degrees, *ranks)
+    training, parallelism = spec.training, spec.parallelism
+
+    assert (training.implementation, training.recipe, training.recompute) == ("torchtitan", "amp", "selective")
+    assert (parallelism.engine, parallelism.zero_stage, parallelism.bucket_cap_mb) == ("ddp", 0, 100)
+    assert parallelism.data_parallel == (8 if degrees else 1)
 
 
 @pytest.mark.parametrize(("chunk", "schedule", "virtual"), [(4, "1f1b", 1), (2, "interleaved", 2)])

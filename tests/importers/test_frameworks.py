@@ -210,6 +210,16 @@ def test_whether_the_trainers_ddp_looks_for_unused_parameters(more: str, finds: 
     assert spec.parallelism.find_unused_parameters is finds
 
 
+def test_the_trainers_bucket_size_of_ddp(tmp_path: Path) -> None:
+    text = "model_name_or_path: openai-community/gpt2\nblock_size: 128\nper_device_train_batch_size: 1\nbf16: true\nddp_bucket_cap_mb: CAP\n"
+    sizes = [
+        load(written(tmp_path, "run.yaml", text.replace("CAP", cap)), ("data_parallel=2", "framework=trainer"))
+        for cap in ("100", "null")
+    ]
+
+    assert [spec.parallelism.bucket_cap_mb for spec in sizes] == [100, None]
+
+
 @pytest.mark.parametrize(("gpus", "ranks"), [(4, 2), (3, 1)])
 def test_fit_sets_the_ranks_that_an_offload_needs(gpus: int, ranks: int, tmp_path: Path) -> None:
     """One rank alone would be refused. Where the other axes do not divide the GPUs it is one replica."""

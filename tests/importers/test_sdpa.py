@@ -52,7 +52,7 @@ def test_grouped_heads_in_fp32_take_the_math_kernel(words: tuple[str, ...], kern
 @pytest.mark.parametrize(
     ("change", "rule"),
     [
-        ("implementation=plain", "needs transformers' modules"),
+        ("implementation=plain", "needs transformers' or torchtitan's modules"),
         ("recipe=amp", "is modelled for dtype = fp32, not bf16"),
         ("num_key_value_heads=32", "needs grouped heads"),
     ],

@@ -153,6 +153,27 @@ def test_ddp_that_looks_for_unused_parameters_keeps_its_first_buckets() -> None:
     assert not freed & set(range(first, first + len(buckets)))
 
 
+def rebuilt_buckets(*words: str) -> list[int]:
+    """The buckets that replace DDP's first one, which is as large as its broadcast."""
+    requests = run_requests(small("engine=ddp", *words))
+    whole = LAYERS * LAYER + ROOT_BYTES
+    _, first, *_ = (number for number, change in enumerate(taken(requests)) if change == whole)
+    script = next(interval.script for interval in requests.stretches if ~first in interval.script)
+    behind = script[script.index(~first) + 1 :]
+    made = [change for change in behind if change >= 0]
+    return made[: next(count for count in range(len(made)) if sum(made[:count]) == whole)]
+
+
+def test_bucket_cap_mb_is_the_size_of_ddps_first_bucket_too() -> None:
+    """distributed.py, BucketCapacityConfig: only the default has a first bucket of 1 MiB, here the LM head's."""
+    head = 2 * VOCAB * WIDTH
+    assert rebuilt_buckets()[0] == head
+    first, *others = rebuilt_buckets("bucket_cap_mb=25")
+    assert first >= 25 * MIB > head
+    assert all(size >= 25 * MIB for size in others[:-1])
+    assert rebuilt_buckets("bucket_cap_mb=1000") == [LAYERS * LAYER + ROOT_BYTES]
+
+
 def test_lightning_constructs_ddp_on_a_stream_of_its_own() -> None:
     """Its flat buffers are freed to the driver, and the sum of a tied weight's gradients follows its stream."""
     words = ("engine=ddp", "framework=lightning", "implementation=huggingface", "tie_word_embeddings=true")

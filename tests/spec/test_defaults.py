@@ -150,6 +150,7 @@ def test_a_silent_file_has_these_values() -> None:
         "offload": "none",
         "offload_pin_memory": False,
         "find_unused_parameters": False,
+        "bucket_cap_mb": None,
     }
     assert spec.hardware.gpu is None
 

@@ -236,7 +236,21 @@ def test_torchtitan_needs_ranks_and_its_own_model() -> None:
     with pytest.raises(InputError, match="normalization = layernorm is not modelled with implementation = torchtitan"):
         load({"model": SIZES} | titan)
     with pytest.raises(InputError, match="needs several ranks for FSDP2"):
-        load({"preset": "llama-3-8b", "training": titan["training"]})
+        load({"preset": "llama-3-8b", "training": titan["training"], "parallelism": {"zero_stage": 3}})
+
+
+def test_torchtitan_without_fsdp() -> None:
+    """distributed/utils.py, maybe_enable_amp: autocast on one GPU and under DDP, fp32 with tensor parallelism."""
+    words = ("implementation=torchtitan", "gpu=b200")
+    alone = load("llama-3-8b", words)
+    assert (alone.parallelism.engine, alone.training.recipe, alone.training.attention) == ("ddp", "amp", "flash")
+    split = ("tensor_parallel=2", "sequence_parallel=true", "loss=vocab-parallel", "engine=ddp")
+    with pytest.raises(InputError, match="computes in fp32 with tensor or pipeline parallelism and without FSDP2"):
+        load("llama-3-8b", (*words, *split))
+    training = load("llama-3-8b", (*words, *split, "dtype=fp32")).training
+    assert (training.recipe, training.attention) == ("fp32", "math")
+    with pytest.raises(InputError, match="with experts or latent attention is modelled for engine = fsdp2, not ddp"):
+        load("qwen3-30b-a3b", (*words, "engine=ddp", "data_parallel=8"))
 
 
 def test_fsdp2_takes_parameters_of_one_dtype() -> None:

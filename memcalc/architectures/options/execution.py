@@ -126,10 +126,11 @@ def _training_cache(spec: Spec) -> str:
 def dtypes_of(spec: Spec) -> Dtypes:
     """Return the dtypes of modules.
 
-    torchtitan has no autocast, because FSDP2 casts gathered parameters; Megatron-Core casts the whole model.
+    torchtitan has no autocast under FSDP2, which casts gathered parameters; Megatron-Core casts the whole model.
     """
     training = spec.training
-    may_autocast = training.implementation not in ("megatron", "torchtitan")
+    gathers_casts = training.implementation == "torchtitan" and spec.parallelism.engine == "fsdp2"
+    may_autocast = training.implementation != "megatron" and not gathers_casts
     return Dtypes(
         compute=training.dtype,
         parameters=read_dtype(spec),

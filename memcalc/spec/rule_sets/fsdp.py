@@ -31,12 +31,11 @@ def policy(spec: Spec) -> Iterator[Violation]:
         return
     key: Path = ("parallelism", "fsdp")
     if parallelism.engine not in ("fsdp1", "fsdp2"):
-        if training.implementation != "torchtitan":  # that implementation's own rule reports it
-            yield Violation(
-                key,
-                f"the block fsdp needs engine = fsdp1 or fsdp2, but engine = {parallelism.engine}.",
-                "Set engine: fsdp1 or fsdp2, or leave fsdp out.",
-            )
+        yield Violation(
+            key,
+            f"the block fsdp needs engine = fsdp1 or fsdp2, but engine = {parallelism.engine}.",
+            "Set engine: fsdp1 or fsdp2, or leave fsdp out.",
+        )
         return
     yield from _fields(parallelism)
     if fsdp.param_dtype not in (None, training.dtype):

@@ -78,12 +78,13 @@ def kernels(spec: Spec) -> Iterator[Violation]:
 
 
 def _math(spec: Spec) -> Iterator[Violation]:
-    """Yield violations of the rules of PyTorch's math kernel, which transformers' modules call."""
+    """Yield violations of the rules of PyTorch's math kernel, which transformers' and torchtitan's modules call."""
     training, model, key = spec.training, spec.model, ("training", "attention")
-    if training.implementation != "huggingface":
+    if training.implementation not in ("huggingface", "torchtitan"):
         yield Violation(
             key,
-            f"attention = math needs transformers' modules, but implementation = {training.implementation}.",
+            f"attention = math needs transformers' or torchtitan's modules, but implementation = "
+            f"{training.implementation}.",
             "Set implementation: huggingface, or attention: eager.",
         )
     if training.dtype != "fp32":
@@ -92,7 +93,7 @@ def _math(spec: Spec) -> Iterator[Violation]:
             f"attention = math is modelled for dtype = fp32, not {training.dtype}.",
             "Set attention: flash or eager, or dtype: fp32.",
         )
-    if model.num_key_value_heads == model.num_attention_heads:
+    if model.num_key_value_heads == model.num_attention_heads and training.implementation == "huggingface":
         yield Violation(
             key,
             f"attention = math needs grouped heads, but num_key_value_heads = {model.num_key_value_heads}, as the "

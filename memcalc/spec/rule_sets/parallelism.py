@@ -89,18 +89,19 @@ TORCHTITAN_EXPERTS = ("deepseek_v2", "deepseek_v3", "llama4_text", "qwen3_moe")
 
 
 def torchtitan(spec: Spec) -> Iterator[Violation]:
-    """Yield violations: modelled are torchtitan's Llama, DeepSeek and Qwen3 with defaults:
+    """Yield violations: modelled are torchtitan's Llama, DeepSeek and Qwen3 with fp32 weights.
 
-    FSDP2, fp32 shards, 16-bit gathers, fp32 reduction; tensor parallelism with sequence parallelism.
+    With FSDP2, which gathers them in 16 bits and reduces in fp32; without it as torchtitan runs them: under autocast on
+    one GPU and with DDP, in fp32 with tensor or pipeline parallelism. Tensor parallelism has sequence parallelism.
     """
     training, model, parallelism = spec.training, spec.model, spec.parallelism
     if training.implementation != "torchtitan":
         return
     fields: dict[str, tuple[object, ...]] = {
-        "parallelism.engine": ("fsdp2",),
-        "training.recipe": ("amp",),
+        "parallelism.engine": ("fsdp2", "ddp"),
+        "training.recipe": ("fp32" if training.dtype == "fp32" else "amp",),
         "training.loss": ("materialized", "vocab-parallel"),
-        "training.attention": ("flash",),
+        "training.attention": ("math" if training.dtype == "fp32" else "flash",),
         "model.normalization": ("rmsnorm",),
         "model.mlp": ("swiglu",),
         "model.position_embedding": ("rope",),
@@ -127,11 +128,25 @@ def torchtitan(spec: Spec) -> Iterator[Violation]:
     }
     problem = "{} is not modelled with implementation = torchtitan."
     yield from only(spec, fields, problem, "implementation: plain", given)
-    if parallelism.shards == 1:
+    if parallelism.engine == "fsdp2" and parallelism.shards == 1:
         yield Violation(
             ("parallelism", "data_parallel"),
             "implementation = torchtitan needs several ranks for FSDP2, but data_parallel = 1.",
-            "Set data_parallel: 2 or more.",
+            "Set data_parallel: 2 or more, or engine: ddp.",
+        )
+    if parallelism.engine == "ddp" and (model.moe is not None or model.mla is not None):
+        yield Violation(
+            ("parallelism", "engine"),
+            "implementation = torchtitan with experts or latent attention is modelled for engine = fsdp2, not ddp.",
+            "Set engine: fsdp2, or implementation: plain.",
+        )
+    split = parallelism.tensor_parallel > 1 or parallelism.pipeline_parallel > 1
+    if parallelism.engine == "ddp" and split and training.dtype != "fp32":
+        yield Violation(
+            ("training", "dtype"),
+            "implementation = torchtitan computes in fp32 with tensor or pipeline parallelism and without FSDP2, but "
+            f"dtype = {training.dtype}.",
+            "Set dtype: fp32, or engine: fsdp2.",
         )
 
 
