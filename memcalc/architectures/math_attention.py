@@ -58,8 +58,10 @@ def math_attention(
     copies = ("q by head" if several and c.batched and not by_head else "", "k by head" if by_token else "")
     expands = repeated if masked else ()
     scores = ops.matmul(queries, ops.scale(k, "scaled k"), "scores", ("b", heads, "s", keys), copies, expands=expands)
+    # Under a dispatch mode, such as that of checkpoints by operator, into a new tensor (areAnyTensorSubclassLike).
+    add = ops.add if c.implementation == "torchtitan" and c.saving.selective else ops.add_in_place
     for mask in masks:
-        scores = ops.add_in_place(scores, mask, "masked scores")
+        scores = add(scores, mask, "masked scores")
     probabilities = ops.safe_softmax(scores, "attention probabilities")
     dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention.dropout)
     if casts:

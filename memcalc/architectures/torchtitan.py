@@ -114,8 +114,13 @@ class TorchtitanLayer:
         return out
 
     def by_head(self, x: Tensor, name: str) -> Tensor:
-        """A view of heads; the math kernel's gradient is by head, and backward copies it by token."""
-        return self.ops.restrided_view(x, name) if self.c.attention.by_matmuls else x
+        """A view of heads; the math kernel's gradient is by head, and backward copies it by token.
+
+        A single head has the same layout by head and by token.
+        """
+        attention = self.c.attention
+        copies = attention.by_matmuls and not (attention.single_key_head and name != "q")
+        return self.ops.restrided_view(x, name) if copies else x
 
     def mlp(self, normed: Tensor) -> Tensor:
         """FeedForward.forward of all tokens."""

@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 
 from memcalc.api import estimate
+from memcalc.architectures import torchtitan
+from memcalc.architectures.structure import block_structure
+from memcalc.layout.stages import LayerModules
 from memcalc.ledger.component import Component
 from memcalc.ledger.result import Result
 
@@ -152,6 +155,18 @@ def test_the_math_kernel_keeps_what_its_products_read() -> None:
     short, long = (kept(without_fsdp(recompute="none", dtype="fp32", s=s)) for s in (S, 2 * S))
 
     assert long - 2 * short == L * 4 * B * H * (4 - 2) * S * S
+
+
+def test_a_dispatch_mode_masks_scores_in_a_new_tensor() -> None:
+    """torch 2.13 ATen native/transformers/attention.cpp: `attn.add` where areAnyTensorSubclassLike, else in place."""
+    made = {}
+    for plan in ("none", "selective"):
+        structure = block_structure(without_fsdp(recompute=plan, dtype="fp32").spec)
+        tape, _ = torchtitan.write(structure.of_layers(LayerModules()), "layer")
+        node = next(node for node in tape.nodes if node.name == "masked scores")
+        made[plan] = node.outputs[0].storage != node.inputs[0].storage
+
+    assert made == {"none": False, "selective": True}
 
 
 def test_norms_of_several_operators_keep_more_than_one_kernel() -> None:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from memcalc.architectures.options.layers import has_dropout
 from memcalc.layout.adapters import keeps_qkv_apart
 from memcalc.layout.sequence_sharding import has_ring_attention
+from memcalc.layout.weight_layout import split_by_dtensor
 from memcalc.spec.hardware.kernels import FLASH_LARGEST_HEAD, kernel_for_heads
 from memcalc.spec.layers import fills_windows, has_padding_mask, masks_images, passes_mask, windows_among
 from memcalc.spec.spec import Spec
@@ -21,7 +22,7 @@ class AttentionOptions(NamedTuple):
     dropout: bool
     sinks: bool
     grouped: bool  # fewer key/value heads than query heads
-    single_key_head: bool  # one key/value head for all query heads
+    single_key_head: bool  # one key/value head for all query heads of a rank
     square: bool  # h·d_h = d, written d
     pads_heads: bool  # the flash kernel gets a padded head_dim
     repeats_heads: bool  # keys and values are copied for every query head before the flash kernel
@@ -58,12 +59,13 @@ def attention_of(spec: Spec) -> AttentionOptions:
     """Return the options of layers with the model's usual heads."""
     model, training = spec.model, spec.training
     heads, kv_heads = model.num_attention_heads, model.num_key_value_heads
+    ranks = spec.parallelism.tensor_parallel if split_by_dtensor(spec) else 1
     return AttentionOptions(
         kernel=training.attention,
         dropout=has_dropout(spec, "attention_dropout"),
         sinks=model.attention_sinks,
         grouped=kv_heads != heads,
-        single_key_head=kv_heads == 1 < heads,
+        single_key_head=kv_heads == ranks < heads,
         square=model.query_size == model.hidden_size,
         pads_heads=training.attention == "flash" and model.head_dim % FLASH_HEAD_MULTIPLE > 0,
         repeats_heads=training.repeat_kv and kv_heads != heads,
