@@ -225,6 +225,49 @@ def draw_unsharded(draw: Draw) -> Program:
     )
 
 
+# GPUs, context parallelism, tensor parallelism; the rest are shards.
+CONTEXTS = ((8, 2, 1), (8, 8, 1), (16, 4, 2), (8, 4, 1), (16, 2, 4), (64, 8, 4))
+
+
+def draw_context(draw: Draw) -> Program:
+    """A program with context parallelism, of which one rank runs, of each ring the one that holds most."""
+    gpus, ring, tensor = draw.of("layout", CONTEXTS)
+    name, flavor, assets = draw.of("model", MODELS[:3])
+    tensor = tensor if name == "llama3" else 1
+    tables: dict[str, dict[str, Any]] = {
+        "model": {"name": name, "flavor": flavor, "hf_assets_path": f"./{assets}"},
+        "optimizer": {"name": "AdamW", "lr": 3e-4},
+        "training": {
+            "local_batch_size": draw.of("batch", (1, 2, 1)),
+            "seq_len": draw.of("length", (8192, 16384, 32768, 16384)),
+            "steps": 1000,
+            "dataset": "c4_test",
+            "dataset_path": "data",
+        },
+        "parallelism": {
+            "data_parallel_shard_degree": -1,
+            "tensor_parallel_degree": tensor,
+            "context_parallel_degree": ring,
+            "context_parallel_rotate_method": draw.of("method", ("allgather", "alltoall")),
+            "fsdp_reshard_after_forward": draw.of("reshard", ("default", "default", "never")),
+        },
+        "checkpoint": {"enable": False},
+        "activation_checkpoint": dict(draw.of("checkpointing", CHECKPOINTING)),
+        "compile": {"enable": False},
+    }
+    return Program(
+        files={FILE: written_toml(tables)},
+        command=f"{draw.of('launch', LAUNCHES)}python -m torchtitan.train --job.config_file ./{FILE}",
+        card=draw.of("card", ("h100-80gb", "h200", "h100-80gb")),
+        gpus=min(gpus, 8),
+        sized=Sized(FILE, (f"gpus={gpus}",), "torchtitan"),
+        models=(assets,),
+        data="texts",
+        # Ranks of the inner dimensions follow each other: tensor parallelism, then context parallelism.
+        options={"steps": STEPS, "world_size": gpus, "rank": tensor * (ring - 2)},
+    )
+
+
 class Experts(NamedTuple):
     """How a model with experts is split.
 
@@ -324,6 +367,7 @@ FAMILIES = (
     Family("torchtitan", TITAN, draw_program),
     Family("torchtitan-experts", TITAN, draw_experts),
     Family("torchtitan-unsharded", TITAN, draw_unsharded),
+    Family("torchtitan-context", TITAN, draw_context),
     Family("torchtitan-pipeline", TITAN, draw_pipeline),
     Family("torchtitan-float8", TITAN_FLOAT8, draw_float8_program),
 )

@@ -23,6 +23,7 @@ from memcalc.programs.tape import Node, Tape, Tensor
 
 SOURCE = "torchtitan 0.2.2 torchtitan/models/llama3/model/model.py"
 # FSDP2 casts each unit's floating-point arguments: Qwen3's RoPE cache, but not Llama's, which is complex.
+WHOLE_SEQUENCE = "c·(s/c)"  # axis of the tokens of all context-parallel ranks
 CAST_INPUTS = "torch 2.13 torch/distributed/fsdp/_fully_shard/_fsdp_state.py: cast_forward_inputs"
 
 
@@ -69,7 +70,8 @@ class TorchtitanLayer:
         tape.checkpoints.stops_early = False  # torchtitan/config/job_config.py, ActivationCheckpoint: early_stop
         x = tape.input("layer input", ("b", self.split.stream, "d"), c.stream, SOURCE)
         if c.projections.qk_norm and c.dtypes.parameters != "fp32":  # gathered in 16 bits
-            tape.arguments.append(ops.table("RoPE cache, cast", ("s", "2·d_h"), c.dtypes.compute, CAST_INPUTS))
+            whole = (WHOLE_SEQUENCE if c.sharding.context_parallel else "s", "2·d_h")
+            tape.arguments.append(ops.table("RoPE cache, cast", whole, c.dtypes.compute, CAST_INPUTS))
         normed = norm(ops, c.norm, x, "input_norm")
         latent = c.projections.mla
         attended = TorchtitanLatentAttention(self).output(normed) if latent else self.attention(normed)
@@ -160,18 +162,38 @@ class TorchtitanLayer:
         """
         ops, given = self.ops, (q, k)
         wide = [ops.cast(x, "fp32", f"{name} in fp32") for name, x in (("q", q), ("k", k))]
-        turned = [self.by_head(self.times_cache(x, name, "d_h"), name) for name, x in zip("qk", wide, strict=True)]
+        rows = self.cached_rows("d_h", "fp32")
+        turned = [
+            self.by_head(self.times_cache(x, name, "d_h", rows), name) for name, x in zip("qk", wide, strict=True)
+        ]
         q, k = (ops.cast(x, q.dtype, f"rotated {name}") for name, x in zip("qk", turned, strict=True))
-        self.tape.still_referenced(*given, *wide, *turned)
+        self.tape.still_referenced(*given, *wide, *turned, *((rows,) if rows else ()))
         return q, k
 
-    def times_cache(self, x: Tensor, name: str, width: str) -> Tensor:
+    def cached_rows(self, width: str, dtype: str) -> Tensor | None:
+        """Return the RoPE cache of the positions that a context-parallel rank has; None: it is a view of the cache.
+
+        models/llama3/model/model.py, reshape_for_broadcast: rows of the cache, of several sequences apart.
+        """
+        if not self.c.sharding.context_parallel:
+            return None
+        shape = ("b", "s", width) if self.c.batched else ("s", width)
+        return self.ops.table("RoPE cache of the rank's positions", shape, dtype, "aten::index, aten::gather")
+
+    def times_cache(self, x: Tensor, name: str, width: str, rows: Tensor | None = None) -> Tensor:
         """Multiply by the complex cache of `width` features; backward multiplies by a copy of its conjugate.
 
         Source: torch 2.13 torch/csrc/autograd/FunctionsManual.cpp, mul_tensor_backward.
+
+        Args:
+            x: queries or keys, as complex numbers.
+            name: their name.
+            width: axis of the features.
+            rows: the cache of the rank's positions; None: that of all.
         """
-        y = self.ops.mul_table(x, f"{name} turned", "fp32")
-        conjugate = self.tape.store(f"conjugate of the cache for {name}", ("s", width), "fp32", "aten::resolve_conj")
+        turned, shape = f"{name} turned", ("s", width) if rows is None else rows.shape
+        y = self.ops.mul_table(x, turned, "fp32") if rows is None else self.ops.mul(x, rows, turned)
+        conjugate = self.tape.store(f"conjugate of the cache for {name}", shape, "fp32", "aten::resolve_conj")
         node = self.tape.nodes[-1]
         node.backward = node.backward._replace(prepares=((conjugate, 1),), between=((conjugate, -1),))
         return y
@@ -181,24 +203,24 @@ class TorchtitanLayer:
 
         Both are views of the cache: of the layer's copy that FSDP2 casts, else of the model's buffer.
         """
-        given = q, k
-        q, k = self._rotated(q, "q"), self._rotated(k, "k")
+        given, cache = (q, k), next(iter(self.tape.arguments), None)
+        cache = self.cached_rows("2·d_h", "fp32" if cache is None else cache.dtype) or cache
+        q, k = self._rotated(q, "q", cache), self._rotated(k, "k", cache)
         self.tape.still_referenced(*given)
         return q, k
 
-    def _rotated(self, x: Tensor, name: str) -> Tensor:
+    def _rotated(self, x: Tensor, name: str, cache: Tensor | None) -> Tensor:
         ops = self.ops
         half = (*x.shape[:-1], "d_h/2")
-        straight = self._times_cached(x, f"{name} * cos")
+        straight = self._times_cached(x, f"{name} * cos", cache)
         first, second = ops.slices(x, (half, half), f"{name} halves")
         turned = ops.concatenate((ops.scale(second, f"-{name} half"), first), x.shape, f"turned {name}")
-        return ops.add(straight, self._times_cached(turned, f"turned {name} * sin"), f"rotated {name}")
+        return ops.add(straight, self._times_cached(turned, f"turned {name} * sin", cache), f"rotated {name}")
 
-    def _times_cached(self, x: Tensor, name: str) -> Tensor:
-        if not self.tape.arguments:
+    def _times_cached(self, x: Tensor, name: str, cache: Tensor | None) -> Tensor:
+        if cache is None:
             return self.ops.mul_table(x, name, "fp32")
-        (cache,) = self.tape.arguments
-        return self.ops.mul(x, Tensor(cache.storage, ("s", "d_h"), cache.dtype, grad=False), name)
+        return self.ops.mul(x, Tensor(cache.storage, (*cache.shape[:-1], "d_h"), cache.dtype, grad=False), name)
 
     def kept(self) -> tuple[int, ...]:
         """Return the results that selective recomputation by operator keeps.

@@ -194,8 +194,8 @@ def _finish(draft: Draft) -> None:
         if draft.values.get("parallelism.pipeline_parallel", 1) == 1:
             draft.default("training.logits_until", "loss")  # train.py: `del pred`
         draft.notes.append(
-            "torchtitan's own modules are modelled only for Llama, DeepSeek and untied Qwen3, without context "
-            "parallelism; counted as plain modules"
+            "torchtitan's own modules are modelled only for Llama, DeepSeek and untied Qwen3, experts and latent "
+            "attention under FSDP2 only; counted as plain modules"
         )
     if not low and draft.values.get("parallelism.tensor_parallel", 1) != 1:  # infra/parallelize.py, apply_tp
         draft.default("parallelism.sequence_parallel", True)
@@ -211,7 +211,10 @@ def _finish(draft: Draft) -> None:
 def _is_modelled(draft: Draft, name: str, flavor: str) -> bool:
     """Return whether torchtitan's own modules of a model are: those with experts under FSDP2 only."""
     shards: bool = draft.given("parallelism.engine") == "fsdp2"
-    if draft.values.get("parallelism.context_parallel", 1) != 1 or (shards and _known_ranks(draft) in (None, 1)):
+    is_ring = draft.values.get("parallelism.context_parallel", 1) != 1
+    if shards and not is_ring and _known_ranks(draft) in (None, 1):
+        return False
+    if is_ring and name == "deepseek_v3":
         return False
     if (name, flavor) in _EXPERT_FLAVORS or (name == "qwen3" and flavor in _EXPERT_QWENS):
         return shards
@@ -246,12 +249,14 @@ def _sharding(draft: Draft) -> None:
     facts = draft.facts
     shards, replicas = facts.get("shards", -1), facts.get("replicas", 1)
     ranks = _known_ranks(draft)
-    if shards == -1 and (ranks == replicas or (ranks is None and not _is_split(draft))):
+    unknown = ranks is None and not _is_split(draft) and not draft.overridden.get("parallelism.zero_stage")
+    if shards == -1 and (ranks == replicas or unknown):
         shards = 1  # of one rank there is no FSDP (distributed/parallel_dims.py, fsdp_enabled)
     if shards == 1 and draft.values.get("parallelism.context_parallel", 1) == 1:
         draft.default("parallelism.engine", "ddp")
         draft.default("parallelism.bucket_cap_mb", 100)  # models/llama3/infra/parallelize.py, apply_ddp
-        draft.values["parallelism.data_parallel"] = replicas
+        if replicas != 1:
+            draft.values["parallelism.data_parallel"] = replicas
         return
     pipelined = draft.values.get("parallelism.pipeline_parallel", 1) != 1
     never = facts.get("reshard") == "never" or (pipelined and facts.get("reshard") != "always")
@@ -293,7 +298,8 @@ def _known_ranks(draft: Draft) -> int | None:
 
 def _units(draft: Draft) -> None:
     """Set the mixed-precision policy and the FSDP units (models/llama3/infra/parallelize.py, apply_fsdp)."""
-    if draft.given("parallelism.engine") != "fsdp2" or draft.given("parallelism.data_parallel") == 1:
+    alone = draft.given("parallelism.data_parallel") == 1 and draft.values.get("parallelism.context_parallel", 1) == 1
+    if draft.given("parallelism.engine") != "fsdp2" or alone:
         return
     facts = draft.facts
     draft.default("parallelism.fsdp.param_dtype", str(draft.given("training.dtype")))

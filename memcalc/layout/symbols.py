@@ -234,6 +234,7 @@ def symbol_values(spec: Spec, gpu: GpuSpec | None) -> dict[str, int]:
     values["c"] = parallelism.context_parallel
     values["c_i"] = rank_with_most(values["c"])
     values["s/c"] = -(-s // parallelism.context_parallel)
+    values["c·(s/c)"] = values["c"] * values["s/c"]
     values["s/(c·t)"] = -(-values["s/c"] // parallelism.tensor_parallel)
     if spec.model.moe is not None:
         values |= _expert_values(spec, values)

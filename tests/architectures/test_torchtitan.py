@@ -108,6 +108,34 @@ def test_qwen3_keeps_the_rope_cache_that_fsdp2_casts_for_each_layer() -> None:
     assert kept(run(recompute="selective", model=QWEN)) == kept(run(recompute="selective")) + L * cache
 
 
+@pytest.mark.parametrize(("model", "item_bytes", "width"), [(LLAMA, 4, 1), (QWEN, 2, 2)])
+def test_context_parallel_ranks_copy_the_cache_rows_of_their_positions(
+    model: dict[str, Any], item_bytes: int, width: int
+) -> None:
+    """reshape_for_broadcast: complex64 for each pair of features, or 16-bit cosines and sines, of each sequence.
+
+    The layer keeps them for backward, not Qwen3's cache that FSDP2 casts, and attention's output by token.
+    """
+    settings: dict[str, Any] = {"implementation": "torchtitan", "s": S, "b": B}
+    whole, split = (
+        kept(
+            estimate(
+                {
+                    "model": model,
+                    "training": settings | {"recompute": "none", "s": tokens},
+                    "parallelism": {"data_parallel": 4, "context_parallel": ranks},
+                }
+            )
+        )
+        for tokens, ranks in ((S // 2, 1), (S, 2))
+    )
+    tokens = S // 2
+    rows = B * tokens * width * item_bytes * (D // H)
+    cast = 2 * 2 * tokens * (D // H) if model is QWEN else 0
+
+    assert split - whole == L * (rows - cast + 2 * B * tokens * D)
+
+
 def test_full_recomputation_keeps_the_input() -> None:
     assert kept(run(recompute="full")) == L * 2 * B * S * D
     assert kept(run(recompute="full")) < kept(run(recompute="selective")) < kept(run(recompute="none"))

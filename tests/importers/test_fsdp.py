@@ -164,8 +164,9 @@ def test_torchtitans_policy(reduce: str, dtype: str, tmp_path: Path) -> None:
     split = loaded(tmp_path, TITAN + "tensor_parallel_degree = 2\n", name="run.toml")
     assert sharding(split) == ("amp", ("bf16", "fp32", None), "layers-and-ends", "each")
     assert split.training.implementation == "torchtitan"
-    plain = loaded(tmp_path, TITAN + "context_parallel_degree = 2\n", name="run.toml")
-    assert sharding(plain) == ("fp32", ("bf16", "fp32", None), "layers-and-ends", "each")
+    ring = loaded(tmp_path, TITAN + "context_parallel_degree = 2\n", name="run.toml")
+    assert sharding(ring) == ("amp", ("bf16", "fp32", None), "layers-and-ends", "each")
+    assert ring.training.implementation == "torchtitan"
 
 
 @pytest.mark.parametrize("flavor", ["0.6B", "14B", "32B"])

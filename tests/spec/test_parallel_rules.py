@@ -253,6 +253,30 @@ def test_torchtitan_without_fsdp() -> None:
         load("qwen3-30b-a3b", (*words, "engine=ddp", "data_parallel=8"))
 
 
+@pytest.mark.parametrize(
+    ("engine", "stages", "count", "least"),
+    [
+        ("fsdp2", 2, 9, 8),  # 4 rounds of 2
+        ("fsdp2", 4, 10, 0),  # 2 rounds of 5
+        ("fsdp2", 4, 11, 8),
+        ("fsdp2", 4, 3, 0),  # one round
+        ("megatron", 4, 10, 8),
+        ("megatron", 4, 8, 0),
+    ],
+)
+def test_an_interleaved_schedule_has_full_rounds(engine: str, stages: int, count: int, least: int) -> None:
+    """PyTorch's ScheduleInterleaved1F1B and Megatron-Core raise an error for others."""
+    words = (
+        *("schedule=interleaved", "virtual_stages=2", f"pipeline_parallel={stages}", "data_parallel=4"),
+        *(f"engine={engine}", f"zero_stage={2 if engine == 'fsdp2' else 0}", f"gradient_accumulation_steps={count}"),
+    )
+    if not least:
+        assert load("llama-3-8b", words).training.gradient_accumulation_steps == count
+        return
+    with pytest.raises(InputError, match=f"needs full rounds.*Set gradient_accumulation_steps: {least}, or"):
+        load("llama-3-8b", words)
+
+
 def test_fsdp2_takes_parameters_of_one_dtype() -> None:
     """transformers builds ERNIE's routers in fp32: PyTorch's assertion was the traceback of a trace."""
     words = ("num_layers=2", "implementation=huggingface", "engine=fsdp2", "zero_stage=3", "data_parallel=2")

@@ -120,9 +120,12 @@ def torchtitan(spec: Spec) -> Iterator[Violation]:
         "model.attention_sinks": (False,),
         "model.norm_weight": (True,),
         "parallelism.sequence_parallel": (True,),
-        "parallelism.context_parallel": (1,),
+        "parallelism.context_parallel": (1,) if model.mla is not None else (parallelism.context_parallel,),
+        "parallelism.context_parallel_method": ("all-gather", "ring"),
     }
+    split = parallelism.context_parallel > 1
     given = {
+        "parallelism.context_parallel_method": parallelism.context_parallel_method if split else "ring",
         "model.qk_norm_width": model.qk_norm_width if model.qk_norm else "head",
         "parallelism.sequence_parallel": parallelism.sequence_parallel or parallelism.tensor_parallel == 1,
     }
@@ -308,7 +311,7 @@ def pipeline_engine(spec: Spec) -> Iterator[Violation]:
 
 
 def schedule(spec: Spec) -> Iterator[Violation]:
-    """Yield violations: a stage has whole layers, in as many chunks as the schedule needs."""
+    """Yield violations: a stage has whole layers, in as many chunks as the schedule needs, and rounds are full."""
     parallelism, layers = spec.parallelism, spec.model.num_layers
     name, stages, virtual = parallelism.schedule, parallelism.pipeline_parallel, parallelism.virtual_stages
     key: Path = ("parallelism", "schedule")
@@ -338,6 +341,8 @@ def schedule(spec: Spec) -> Iterator[Violation]:
             "schedule = interleaved needs several chunks per stage, but virtual_stages = 1.",
             "Set virtual_stages: 2 or more.",
         )
+    if name == "interleaved":
+        yield from _rounds(spec)
     if name == "dualpipe" and stages % 2:
         yield Violation(
             key,
@@ -350,4 +355,26 @@ def schedule(spec: Spec) -> Iterator[Violation]:
             key,
             f"schedule = {name} splits the model into {parts} chunks, but num_layers = {layers}.",
             "Lower pipeline_parallel or virtual_stages: a chunk needs at least one layer.",
+        )
+
+
+def _rounds(spec: Spec) -> Iterator[Violation]:
+    """Yield a violation: an interleaved schedule takes the micro-batches of a step in equal rounds.
+
+    PyTorch's rounds have at least as many micro-batches as there are stages, Megatron-LM's exactly as many. Sources:
+    torch 2.13 distributed/pipelining/schedules.py, ScheduleInterleaved1F1B; Megatron-Core 0.16 pipeline_parallel/
+    schedules.py, forward_backward_pipelining_with_interleaving.
+    """
+    stages, count = spec.parallelism.pipeline_parallel, spec.training.gradient_accumulation_steps
+    rounds = count // stages
+    if rounds == 0:
+        return
+    megatron = spec.parallelism.engine == "megatron"
+    if count % (stages if megatron else rounds):
+        multiple = f"a multiple of pipeline_parallel = {stages}"
+        yield Violation(
+            ("training", "gradient_accumulation_steps"),
+            f"schedule = interleaved needs full rounds: gradient_accumulation_steps = {count} is not {multiple}"
+            + ("." if megatron else f", nor of its {rounds} rounds."),
+            f"Set gradient_accumulation_steps: {stages * rounds}, or schedule: 1f1b.",
         )
