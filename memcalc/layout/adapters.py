@@ -41,6 +41,7 @@ class Quantization(NamedTuple):
     unsharded: bool = False  # whether engines leave these tensors whole on every rank
     original: str = ""  # dtype in which backward dequantizes; "": that of other weights
     compute: str = ""  # dtype in which layers multiply outside of autocast; "": that of the step
+    torchao: bool = False  # whether weights are torchao's NF4Tensor, as in torchtune; else bitsandbytes'
 
 
 class Adapters(NamedTuple):
@@ -104,7 +105,8 @@ def adapters_of(spec: Spec) -> Adapters | None:
     )
     if found.quantized is not None:
         storage, left = packing_dtype(training, spec.parallelism), leaves_packed_weights(training, spec.parallelism)
-        found = found._replace(quantized=found.quantized._replace(storage=storage, unsharded=left))
+        torchao = training.framework == "torchtune"
+        found = found._replace(quantized=found.quantized._replace(storage=storage, unsharded=left, torchao=torchao))
     # DeepSpeed 0.19 runtime/zero/linear.py: under stage 3 each layer saves input and weight, trained or not.
     return found._replace(saves_inputs=True) if replaces_linears(spec) else found
 

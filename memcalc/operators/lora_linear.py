@@ -8,14 +8,16 @@ from memcalc.operators.base import DERIVATIVES
 from memcalc.operators.fake_quantized_linear import FakeQuantizedLinear
 from memcalc.operators.linear import LinearOptions
 from memcalc.programs import operator_workspaces
-from memcalc.programs.tape import CAST, NEW, REDUCED, BackwardMemory, ForwardMemory, Node, Shape, Tensor
+from memcalc.programs.tape import CAST, NEW, REDUCED, BackwardMemory, ForwardMemory, Node, Rule, Shape, Tensor
 from memcalc.spec.finetuning import MAGNITUDE, QKV
 from memcalc.spec.recipes import DTYPE_BYTES
-from memcalc.workspaces import ceil_div
+from memcalc.workspaces import Script, ceil_div, nf4
 
 DORA = "torchtune 0.6.1 modules/peft/dora.py, DoRALinear"
 LITGPT = "LitGPT 0.5.13 litgpt/lora.py, LoRAQKVLinear"
 BITSANDBYTES = "bitsandbytes 0.50 backends/cuda/ops.py, _dequant_linear_fallback; autograd/_functions.py, MatMul4Bit"
+
+TORCHAO = "torchao 0.13 dtypes/nf4tensor.py, NF4Tensor.get_original_weight"
 
 IN_REGISTERS, IN_REGISTERS_FP32 = 4, 7  # tokens: _GEMM_4BIT_CUSTOM_FLOOR_M; _gemm_4bit_use_custom_cuda
 
@@ -44,8 +46,9 @@ class LoraLinear(FakeQuantizedLinear):
         adapters, copies = self.adapters, copies_gradient
         if adapters is None:
             return self._in_order(super().linear(x, module, weight, out, bias=bias, **options), module, copies=copies)
-        if adapters.quantizes(module):
-            base = self._quantized(x, module, weight, out)
+        if adapters.quantized is not None and adapters.quantizes(module):
+            quantized = self._nf4_tensor if adapters.quantized.torchao else self._quantized
+            base = quantized(x, module, weight, out)
         else:
             base = super().linear(x, module, weight, out, bias=bias, **options)
         base = self._in_order(base, module, copies=copies)
@@ -112,13 +115,40 @@ class LoraLinear(FakeQuantizedLinear):
         tape.still_referenced(given, x)  # bitsandbytes/nn/modules.py, Linear4bit.forward: its argument and its cast
         return y
 
+    def _nf4_tensor(self, x: Tensor, module: str, weight: Shape, out: Shape) -> Tensor:
+        """Dequantize torchao's weight in forward and again in backward; saves no activation (nf4tensor.LinearNF4)."""
+        tape = self.tape
+        whole = self._nf4_dequantized(f"{module}.weight dequantized in forward", weight, x.dtype)
+        again = tape.store(f"{module}.weight dequantized", weight, x.dtype, TORCHAO)
+        steps = tape.store(f"{module}.weight dequantization", (), "uint8", TORCHAO, rule=_nf4_rule(weight, x.dtype))
+        y = tape.new(f"{module} output", out, x.dtype, TORCHAO)
+        node = Node(
+            module,
+            (x, whole),
+            (y,),
+            (),
+            (NEW, None),
+            backward=BackwardMemory(prepares=((steps, 1), (again, 1), (steps, -1)), between=((again, -1),)),
+            module=module,
+            multiplies=True,
+        )
+        tape.record(node)
+        return y
+
+    def _nf4_dequantized(self, name: str, weight: Shape, dtype: str) -> Tensor:
+        """Return torchao's weight in a dtype; what computes it is allocated before it, and freed after."""
+        scratch = self.tape.store(f"{name}: steps", (), "uint8", TORCHAO, rule=_nf4_rule(weight, dtype))
+        whole = self.table(name, weight, dtype, TORCHAO)
+        self.tape.nodes[-1].forward = ForwardMemory(first=(scratch,))
+        return whole
+
     def _adapter(self, x: Tensor, base: Tensor, module: str, weight: Shape, out: Shape, *, copies: bool) -> Tensor:
         """result + B(A(dropout(x))) * scaling, in the adapter's dtype or, under autocast, the autocast dtype."""
         adapters, tape = self.adapters, self.tape
         assert adapters is not None
         quantized = adapters.quantizes(module)
         dtype = base.dtype
-        if quantized and not adapters.magnitudes:
+        if adapters.quantized is not None and quantized and not adapters.quantized.torchao:
             base = self.copy(base, f"{module} output, cloned", out)  # tuners/lora/bnb.py
         into = x
         if not (quantized and self.autocast):
@@ -152,7 +182,7 @@ class LoraLinear(FakeQuantizedLinear):
         matrix = self.table(f"{module} adapter as a matrix", (into, out), dtype, DORA, of=(low,))
         whole: tuple[Tensor, ...] = ()
         if adapters.quantizes(module):
-            whole = (self.table(f"{module}.weight dequantized for its norm", weight, dtype, DORA),)
+            whole = (self._nf4_dequantized(f"{module}.weight dequantized for its norm", weight, dtype),)
         norm = self.table(f"{module} norms of rows", (out,), dtype, DORA, of=(matrix, *whole))
         names = (f"{module} adapter, scaled", f"{module} sum of weights")
         sums = tuple(tape.store(name, weight, dtype, DORA) for name in names)
@@ -244,6 +274,19 @@ class LoraLinear(FakeQuantizedLinear):
             return super().linear(x, module, weight, out, bias=False)
         finally:
             self.adapters, self.parameters = adapters, frozen
+
+
+def _nf4_rule(weight: Shape, dtype: str) -> Rule:
+    return operator_workspaces.named(nf4_dequantization, weight=weight, item_bytes=DTYPE_BYTES[dtype])
+
+
+@operator_workspaces.most_of
+def nf4_dequantization(values: operator_workspaces.Values, weight: Shape, item_bytes: int) -> Script:
+    """indices of 8 bytes of a weight's n elements, and twice its n values: 8·n + 2·w·n, and its scales
+
+    torchao 0.13 dtypes/nf4tensor.py, NF4Tensor.get_original_weight.
+    """
+    return nf4.dequantized(operator_workspaces.product(values, weight), item_bytes)
 
 
 def dequantized(values: operator_workspaces.Values, weight: Shape, x: Shape, block_size: int, item_bytes: int) -> int:

@@ -20,6 +20,7 @@ from memcalc.sharding.flat_units import THE_ROOT, UnitKey, in_order_of_end, unit
 from memcalc.simulation.fsdp2_loading import broadcast_from_first_rank, moved_from_host
 from memcalc.simulation.initial_tensors import InitialTensor, InitialTensors
 from memcalc.simulation.megatron_construction import built_by_megatron
+from memcalc.simulation.nf4_tensors import built_with_nf4_tensors, makes_nf4_tensors
 from memcalc.simulation.quantization import FP32, WIDE, in_4_bits, loaded_in_4_bits
 from memcalc.spec.finetuning import QloraSpec, base_dtype
 from memcalc.spec.fp32_modules import in_fp32
@@ -94,8 +95,11 @@ def _built_of_model(spec: Spec, stage: Stage, options: StateOptions) -> Iterator
         yield from (_alone(item) for item in standing if not with_buffers or item.component is Component.INPUTS)
         return
     base = tuple(held for held in _as_loaded(spec, ordered, stage.numbers) if not held.adapts)
-    sized = _sized(base, copies, options, Role.WEIGHTS)
-    weights = _joined(buffers.among(base, sized if spec.training.qlora is None else in_4_bits(spec, base, sized)))
+    if makes_nf4_tensors(spec):
+        weights = built_with_nf4_tensors(spec, base, lambda held: _sized(held, copies, options, Role.WEIGHTS), standing)
+    else:
+        sized = _sized(base, copies, options, Role.WEIGHTS)
+        weights = _joined(buffers.among(base, sized if spec.training.qlora is None else in_4_bits(spec, base, sized)))
     upcasts = spec.training.lora is not None and bool(spec.training.lora.fp32_on_load)
     if upcasts:
         weights = _upcast_and_back(spec, weights)

@@ -21,7 +21,7 @@ FP32 = DTYPE_BYTES["fp32"]
 WIDE = "wide"  # the group of what is freed once its narrow copy exists
 
 
-class _Module(NamedTuple):
+class QuantizedModule(NamedTuple):
     """The frozen parameters of one module.
 
     Args:
@@ -31,6 +31,7 @@ class _Module(NamedTuple):
         script: requests of its quantization.
         others: parameters that are not quantized, such as a bias.
         unsharded: whether engines leave the packed elements whole.
+        name: of the module.
     """
 
     mask: int
@@ -39,6 +40,7 @@ class _Module(NamedTuple):
     script: Script = ()
     others: tuple[InitialTensors, ...] = ()
     unsharded: bool = False
+    name: str = ""
 
 
 def in_4_bits(
@@ -51,7 +53,7 @@ def in_4_bits(
         ordered: its frozen parameters in registration order; scales and code tables follow a packed weight.
         weights: the weights of each parameter.
     """
-    for module in _modules(spec, ordered, weights):
+    for module in quantized_modules(spec, ordered, weights):
         if not module.wide:
             yield from module.made
             continue
@@ -74,7 +76,7 @@ def loaded_in_4_bits(
         weights: the unsharded weights of each parameter.
         until: bit set of phases.
     """
-    for module in _modules(spec, ordered, weights):
+    for module in quantized_modules(spec, ordered, weights):
         if not module.wide:
             yield tuple(built._replace(mask=until) for made in module.made for built in made)
             continue
@@ -91,9 +93,16 @@ def loaded_in_4_bits(
         )
 
 
-def _modules(
+def quantized_modules(
     spec: Spec, ordered: Sequence[LocalParameter], weights: Iterable[tuple[InitialTensors, ...]]
-) -> Iterator[_Module]:
+) -> Iterator[QuantizedModule]:
+    """Yield the modules with their frozen parameters, in order.
+
+    Args:
+        spec: a run with a 4-bit base.
+        ordered: its frozen parameters; scales and code tables follow a packed weight.
+        weights: the weights of each parameter.
+    """
     qlora = spec.training.qlora
     assert qlora is not None
     wide = DTYPE_BYTES[base_dtype(spec.training)]
@@ -102,12 +111,12 @@ def _modules(
         (first, made), *rest = found
         every = [made, *(built for _, built in rest)]
         if not any(parameter.beside for parameter, _ in rest):
-            yield _Module(0, every)
+            yield QuantizedModule(0, every)
             continue
         elements = 2 * made[0].tensors[0].size
         others = tuple(built[0] for parameter, built in rest if not parameter.beside)
         script = _matrix(elements, qlora, shared)
-        yield _Module(made[0].mask, every, elements * wide, script, others, first.beside)
+        yield QuantizedModule(made[0].mask, every, elements * wide, script, others, first.beside, first.module)
         shared = 0
 
 
