@@ -172,7 +172,7 @@ PEAKED = (
     ("1f1b", 4, 4, "recompute=every-3"),
     ("gpipe", 4, 6, "engine=fsdp2", "data_parallel=2", "zero_stage=2"),
     ("1f1b", 2, 8, "engine=deepspeed", "data_parallel=2", "zero_stage=1", "implementation=huggingface"),
-    ("interleaved", 4, 6, "implementation=megatron", "recipe=mixed-18", "num_layers=16"),
+    ("interleaved", 4, 8, "implementation=megatron", "recipe=mixed-18", "num_layers=16"),
 )
 
 
