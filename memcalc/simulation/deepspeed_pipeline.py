@@ -15,9 +15,9 @@ from memcalc.ledger.component import Component
 from memcalc.programs.sized_program import run_sizer
 from memcalc.sharding.deepspeed_schedule import Instruction, commands
 from memcalc.sharding.engines import arriving_gradients
+from memcalc.simulation.construction.initial_tensors import InitialTensors
 from memcalc.simulation.forward_backward import ForwardBackward
 from memcalc.simulation.in_flight_batches import Recorded
-from memcalc.simulation.initial_tensors import InitialTensors
 from memcalc.simulation.layer_loops import LayerLoop
 from memcalc.simulation.plans import plan_of
 from memcalc.simulation.scheduled_run import ScheduledRun

@@ -15,8 +15,8 @@ from memcalc.generation.forwards import Forward, LayerCache, layer_cache, played
 from memcalc.layout.stages import stages_of
 from memcalc.ledger.component import Component
 from memcalc.programs.program import Activity, SharedTable, StorageEvent
-from memcalc.simulation.construction import loaded_model
-from memcalc.simulation.initial_tensors import InitialTensor
+from memcalc.simulation.construction.initial_tensors import InitialTensor
+from memcalc.simulation.construction.model import loaded_model
 from memcalc.spec.inference import InferenceSpec
 from memcalc.spec.model_families.conversion import attends_eagerly
 from memcalc.spec.recipes import DTYPE_BYTES

@@ -29,11 +29,11 @@ from memcalc.sharding.megatron import lacks as megatron_lacks
 from memcalc.sharding.schedules import lacks as pipeline_lacks
 from memcalc.simulation.backward_updates import UpdatesInBackward
 from memcalc.simulation.batch_lengths import BatchLength, length_of, with_length
-from memcalc.simulation.construction import built_before_training
+from memcalc.simulation.construction.initial_tensors import InitialTensor, InitialTensors
+from memcalc.simulation.construction.model import built_before_training
 from memcalc.simulation.evaluation import evaluated, reference_run
 from memcalc.simulation.forward_backward import ForwardBackward
 from memcalc.simulation.generation import GenerationRequests, unsupported_generation_reason
-from memcalc.simulation.initial_tensors import InitialTensor, InitialTensors
 from memcalc.simulation.layer_loops import LayerLoop
 from memcalc.simulation.micro_batch import MicroBatch
 from memcalc.simulation.optimizer_step import OptimizerStep

@@ -8,7 +8,7 @@ from memcalc.layout.local_parameters import LocalParameter
 from memcalc.ledger.component import Component
 from memcalc.ledger.row_drafts import mask_of
 from memcalc.sharding.engine import EMBEDDING, ROOT, TAIL, is_embedding
-from memcalc.simulation.initial_tensors import InitialTensor, InitialTensors
+from memcalc.simulation.construction.initial_tensors import InitialTensor, InitialTensors
 from memcalc.states.state_options import StateOptions
 from memcalc.states.unsharded_weights import whole_bytes
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from memcalc.layout.local_parameters import LocalParameter
 from memcalc.ledger.row_drafts import from_phase
 from memcalc.sharding.engine import is_embedding, is_output
-from memcalc.simulation.initial_tensors import InitialTensor, InitialTensors
+from memcalc.simulation.construction.initial_tensors import InitialTensor, InitialTensors
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.states.state_options import StateOptions
 

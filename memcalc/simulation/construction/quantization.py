@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from memcalc.layout.local_parameters import LocalParameter
 from memcalc.layout.peft_parameters import CODE_4_BIT, CODE_8_BIT, SCALES_PER_SCALE
-from memcalc.simulation.initial_tensors import InitialTensor, InitialTensors
+from memcalc.simulation.construction.initial_tensors import InitialTensor, InitialTensors
 from memcalc.spec.finetuning import QloraSpec, base_dtype
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.spec import Spec

@@ -17,21 +17,21 @@ from memcalc.ledger.component import Component
 from memcalc.ledger.row_drafts import RowDraft, from_phase, mask_of
 from memcalc.sharding.engine import ROOT, by_unit, is_embedding, is_output
 from memcalc.sharding.flat_units import THE_ROOT, UnitKey, in_order_of_end, unit_of_parameter, units_in_order
-from memcalc.simulation.fsdp2_loading import broadcast_from_first_rank, moved_from_host
-from memcalc.simulation.initial_tensors import InitialTensor, InitialTensors
-from memcalc.simulation.megatron_construction import built_by_megatron
-from memcalc.simulation.nf4_tensors import built_with_nf4_tensors, makes_nf4_tensors
-from memcalc.simulation.quantization import FP32, WIDE, in_4_bits, loaded_in_4_bits
+from memcalc.simulation.construction.fsdp2_loading import broadcast_from_first_rank, moved_from_host
+from memcalc.simulation.construction.initial_tensors import InitialTensor, InitialTensors
+from memcalc.simulation.construction.megatron import built_by_megatron
+from memcalc.simulation.construction.module_buffers import ModuleBuffers
+from memcalc.simulation.construction.nf4_tensors import built_with_nf4_tensors, makes_nf4_tensors
+from memcalc.simulation.construction.quantization import FP32, WIDE, in_4_bits, loaded_in_4_bits
 from memcalc.spec.finetuning import QloraSpec, base_dtype
 from memcalc.spec.fp32_modules import in_fp32
-from memcalc.spec.model_families.conversion import family_buffers
 from memcalc.spec.programs import OF_TRANSFORMERS, TRL, is_before
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.spec import Spec
 from memcalc.states.flat_states import flattened_dtype, flattens, stored_dtype, unit_of
 from memcalc.states.optimizers.parameter_order import in_order
 from memcalc.states.parameter_copies import ParameterCopy, Role
-from memcalc.states.persistent import CAUSAL_MASKS, ROTARY_TABLES, persistent_rows, registered_buffers
+from memcalc.states.persistent import persistent_rows, registered_buffers
 from memcalc.states.recipe_copies import is_made_in_backward, kept_copies
 from memcalc.states.state_options import StateOptions, groups, state_options
 from memcalc.states.unsharded_weights import is_built_on_meta, loads_whole_weights, shards_loaded_model
@@ -68,7 +68,7 @@ def _built_of_model(spec: Spec, stage: Stage, options: StateOptions) -> Iterator
     # Workspaces and logits are allocated by the passes.
     later = (Component.LIBRARY_WORKSPACE, Component.LOGITS_AND_LOSS)
     standing = [item for item in persistent_rows(spec, stage, None) if item.component not in later]
-    buffers = _Buffers(spec, [item for item in standing if item.component is not Component.INPUTS])
+    buffers = ModuleBuffers(spec, [item for item in standing if item.component is not Component.INPUTS])
     if options.engine == "megatron":  # its engine allocates the copies, its modules their buffers
         yield from built_by_megatron(ordered, options)
         yield from (_alone(item) for item in standing if item.component is Component.INPUTS)
@@ -412,7 +412,7 @@ def _distributed(
     ordered: Sequence[LocalParameter],
     copies: dict[LocalParameter, list[ParameterCopy]],
     options: StateOptions,
-    buffers: _Buffers | None,
+    buffers: ModuleBuffers | None,
 ) -> Iterator[InitialTensors]:
     """Yield the weights of FSDP2 or DTensor, with what is on the GPU before they are sharded.
 
@@ -588,89 +588,3 @@ def _constructed(size: int, options: StateOptions) -> InitialTensor:
 
 def _alone(item: RowDraft) -> InitialTensors:
     return InitialTensors(item.mask, (InitialTensor(item.each, component=item.component),) * item.count)
-
-
-class _Buffers:
-    """Buffers of transformers' and torchtitan's modules, and their position among the parameters.
-
-    Sources: transformers 5.23, the constructors of models/<family>/modeling_<family>.py; torch 2.13 torch/nn/modules/
-    module.py, _apply, by which to_empty allocates the buffer of torchtitan's model after the parameters of its modules;
-    torchtitan 0.2.2 torchtitan/models/{llama3,qwen3}/model/model.py, init_weights, which computes another in its place.
-
-    Args:
-        spec: the run.
-        items: the buffers, and an LM head that is allocated before it is tied.
-    """
-
-    def __init__(self, spec: Spec, items: Sequence[RowDraft]) -> None:
-        self.model = spec.model
-        self.family = spec.model.architecture if spec.training.implementation == "huggingface" else None
-        self.own = family_buffers(spec.model.architecture)
-        self.of_torchtitan = spec.training.implementation == "torchtitan"
-        in_layers = {ROTARY_TABLES} if self.own.sinusoids else set()
-        in_layers |= {CAUSAL_MASKS} if self.own.masks == "layer" else set()
-        self.of_layers = next((item for item in items if item.tensor in in_layers), None)
-        self.rest = [item for item in items if item is not self.of_layers]
-
-    def among(
-        self, ordered: Sequence[LocalParameter], weights: Iterable[tuple[InitialTensors, ...]]
-    ) -> Iterator[InitialTensors]:
-        """Yield the weights with the buffers where modules create them."""
-        before, behind = "", self.own.sinusoids
-        weighted = list(zip(ordered, weights, strict=True))
-        ends = max(
-            (at for at, (held, _) in enumerate(weighted) if self.of_torchtitan or not is_output(held)), default=-1
-        )
-        for at, (parameter, made) in enumerate(weighted):
-            here = parameter.module.rpartition("*.")[2].partition(".")[0]
-            if self.of_layers is not None and (before if behind else here) == "attention" and here != before:
-                yield InitialTensors(self.of_layers.mask, (self._of_a_layer(),))
-            before = here
-            yield from made
-            if self.family == "mpt" and "norm" in parameter.module:  # its bias is set to None
-                yield from (InitialTensors(mask_of("model"), (each.tensors[0]._replace(stays=False),)) for each in made)
-            if at == ends:
-                yield from self._after_the_layers()
-
-    def _after_the_layers(self) -> Iterator[InitialTensors]:
-        head: list[InitialTensors] = []  # LM head before it is tied
-        again: list[InitialTensor] = []  # buffers that _init_weights copies
-        for item in self.rest:
-            if self.of_torchtitan and item.tensor == ROTARY_TABLES:
-                yield InitialTensors(item.mask, (InitialTensor(item.each),), groups=(ROTARY_TABLES,))
-                yield InitialTensors(item.mask, (self._recomputed(item.each),), frees=ROTARY_TABLES)
-                continue
-            made = _mask(item.each) if item.tensor == CAUSAL_MASKS else InitialTensor(item.each)
-            made = made._replace(component=item.component)
-            again += [made._replace(stays=False)] * item.count if made.before else []
-            built = InitialTensors(item.mask, (made,) * item.count)
-            if item.component is Component.TEMPORARIES:
-                head.append(InitialTensors(item.mask, (made._replace(stays=False),) * item.count))
-            else:
-                yield built
-        if self.of_layers is not None:
-            again += [self._of_a_layer()._replace(stays=False)] * self.model.num_layers
-        if again:
-            yield InitialTensors(mask_of("model"), tuple(again))
-        yield from head
-
-    def _recomputed(self, size: int) -> InitialTensor:
-        """Return torchtitan's RoPE cache: complex numbers of angles and ones, or Qwen3's cosines and sines, joined."""
-        angles = (size // 4, *(size // 2,) * 3) if self.model.qk_norm and self.model.mla is None else (size // 2,) * 2
-        return InitialTensor(size, before=angles)
-
-    def _of_a_layer(self) -> InitialTensor:
-        positions, rotated = self.model.max_position_embeddings, self.model.rotary_dim
-        return _sinusoids(positions, rotated) if self.own.sinusoids else _mask(positions**2)
-
-
-def _mask(elements: int) -> InitialTensor:
-    """Return a causal mask: torch.tril(torch.ones(...)), of dtype bool."""
-    return InitialTensor(elements, (elements,))
-
-
-def _sinusoids(positions: int, width: int) -> InitialTensor:
-    """Return a tensor of sines and cosines, with its temporaries (create_sinusoidal_positions of codegen and gptj)."""
-    angles = 4 * positions * (width // 2)
-    counted = (8 * positions, 4 * positions, -8 * positions, angles, -4 * positions)
-    return InitialTensor(4 * positions * width, (*counted, angles, angles))

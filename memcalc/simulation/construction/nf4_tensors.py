@@ -14,8 +14,8 @@ from memcalc.layout.local_parameters import LocalParameter
 from memcalc.ledger.component import Component
 from memcalc.ledger.row_drafts import RowDraft, mask_of
 from memcalc.sharding.engine import is_embedding
-from memcalc.simulation.initial_tensors import InitialTensor, InitialTensors
-from memcalc.simulation.quantization import quantized_modules
+from memcalc.simulation.construction.initial_tensors import InitialTensor, InitialTensors
+from memcalc.simulation.construction.quantization import quantized_modules
 from memcalc.spec.finetuning import base_dtype
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.spec import Spec
