@@ -163,17 +163,31 @@ def _finish(draft: Draft) -> None:
     facts = draft.facts
     name, flavor = str(facts.get("name", "")).lower(), str(facts.get("flavor", "")).lower()
     _model(draft, name, flavor)
+    low = str(facts.get("weights", "float32")) in ("bfloat16", "float16")
     draft.default("training.optimizer_implementation", "fused")
     _stages(draft)
     _sharding(draft)
-    _precision(draft)
+    _precision(draft, casts=not low)
     _units(draft)
     _experts(draft)
     if facts.get("offload") is True:
         place_shards(draft)
-    low = str(facts.get("weights", "float32")) in ("bfloat16", "float16")
     own = not low and _is_modelled(draft, name, flavor)
     _micro_batches(draft)
+    _modules(draft, own=own, low=low)
+    if not low and draft.values.get("parallelism.tensor_parallel", 1) != 1:  # infra/parallelize.py, apply_tp
+        draft.default("parallelism.sequence_parallel", True)
+        draft.default("training.loss", "materialized" if facts.get("whole_logits") is True else "vocab-parallel")
+    # run_train.sh: as PYTORCH_ALLOC_CONF in 0.2, as PYTORCH_CUDA_ALLOC_CONF in 0.1.
+    place_allocator_settings(draft, EXPANDABLE, "torchtitan's run_train.sh")
+    float8.torchtitan(draft, facts.get("converters", []))
+    _recompute(draft, by_operator=own)
+    if draft.given_fields.get("validation.enable", draft.given_fields.get("validation.enabled")) is True:
+        _note_validation(draft)
+
+
+def _modules(draft: Draft, *, own: bool, low: bool) -> None:
+    """Set the modules and their recipe: torchtitan's `own`, or plain ones, with weights in 16 bits if `low`."""
     if low:
         draft.default("training.recipe", "pure")
         draft.notes.append(
@@ -197,15 +211,6 @@ def _finish(draft: Draft) -> None:
             "torchtitan's own modules are modelled only for Llama, DeepSeek and untied Qwen3, experts and latent "
             "attention under FSDP2 only; counted as plain modules"
         )
-    if not low and draft.values.get("parallelism.tensor_parallel", 1) != 1:  # infra/parallelize.py, apply_tp
-        draft.default("parallelism.sequence_parallel", True)
-        draft.default("training.loss", "materialized" if facts.get("whole_logits") is True else "vocab-parallel")
-    # run_train.sh: as PYTORCH_ALLOC_CONF in 0.2, as PYTORCH_CUDA_ALLOC_CONF in 0.1.
-    place_allocator_settings(draft, EXPANDABLE, "torchtitan's run_train.sh")
-    float8.torchtitan(draft, facts.get("converters", []))
-    _recompute(draft, by_operator=own)
-    if draft.given_fields.get("validation.enable", draft.given_fields.get("validation.enabled")) is True:
-        _note_validation(draft)
 
 
 def _is_modelled(draft: Draft, name: str, flavor: str) -> bool:
@@ -231,11 +236,14 @@ def _note_validation(draft: Draft) -> None:
         draft.limit("evaluation during training", why, holds_memory=True, sequences=sequences)
 
 
-def _precision(draft: Draft) -> None:
-    """Set the compute dtype: fp32 with TP or stages without FSDP (distributed/utils.py, maybe_enable_amp)."""
+def _precision(draft: Draft, *, casts: bool) -> None:
+    """Set the compute dtype: fp32 with TP or stages without FSDP (distributed/utils.py, maybe_enable_amp).
+
+    `casts`: whether weights are in fp32, which FSDP or autocast casts.
+    """
     given = _PRECISIONS.get(str(draft.facts.get("param", "bfloat16")), "bf16")
     draft.default("training.dtype", given)
-    if given != "fp32" and not draft.values.get("parallelism.zero_stage") and _is_split(draft):
+    if casts and given != "fp32" and not draft.values.get("parallelism.zero_stage") and _is_split(draft):
         draft.values["training.dtype"] = "fp32"
         draft.notes.append("torchtitan computes in fp32 under tensor or pipeline parallelism without FSDP")
 

@@ -277,6 +277,14 @@ def test_torchtitan_has_no_fsdp_over_one_rank(ranks: str, tmp_path: Path) -> Non
     parallelism = "data_parallel_shard_degree = -1\ntensor_parallel_degree = 4\npipeline_parallel_degree = 2"
     spec = spec_of(tmp_path, "run.toml", LLAMA_TITAN + parallelism + "\n", ranks)
 
+    low = spec_of(
+        tmp_path,
+        "low.toml",
+        '[training]\ndtype = "bfloat16"\n'.join(LLAMA_TITAN.split("[training]\n")) + parallelism + "\n",
+        ranks,
+    )
+
+    assert (low.training.dtype, low.training.recipe) == ("bf16", "pure")  # weights in 16 bits are not cast
     assert (spec.training.dtype, spec.training.recipe, spec.parallelism.zero_stage) == ("fp32", "fp32", 0)
     assert spec.training.attention == "math"  # models/attention.py has no other kernel for it
 
