@@ -121,6 +121,7 @@ def _torchtitan(spec: Spec, model: str | None) -> str:
         checkpoints = {"mode": "selective", "selective_ac_option": every}
     elif training.recompute == "selective":
         checkpoints = {"mode": "selective", "selective_ac_option": "op"}
+    replicas = parallelism.data_parallel if parallelism.engine == "ddp" else parallelism.data_parallel_replicate
     family = {"llama": "llama3"}.get(spec.model.architecture or "", spec.model.architecture or "model")
     sections: dict[str, Block] = {
         "model": {"name": family, "flavor": _flavor(model or spec.name)},
@@ -133,8 +134,8 @@ def _torchtitan(spec: Spec, model: str | None) -> str:
             "mixed_precision_param": _DTYPES[training.dtype],
         },
         "parallelism": {
-            "data_parallel_replicate_degree": parallelism.data_parallel_replicate,
-            "data_parallel_shard_degree": parallelism.data_parallel // parallelism.data_parallel_replicate,
+            "data_parallel_replicate_degree": replicas,
+            "data_parallel_shard_degree": parallelism.data_parallel // replicas,
             "tensor_parallel_degree": parallelism.tensor_parallel,
             "pipeline_parallel_degree": parallelism.pipeline_parallel,
             "context_parallel_degree": parallelism.context_parallel,

@@ -255,7 +255,9 @@ def _is_split(draft: Draft) -> bool:
 
 def _sharding(draft: Draft) -> None:
     facts = draft.facts
-    shards, replicas = facts.get("shards", -1), facts.get("replicas", 1)
+    shards, replicas, total = facts.get("shards", -1), facts.get("replicas", 1), facts.get("global")
+    if type(total) is int and total > 0:
+        draft.values["training.global_batch_size"] = total
     ranks = _known_ranks(draft)
     unknown = ranks is None and not _is_split(draft) and not draft.overridden.get("parallelism.zero_stage")
     if shards == -1 and (ranks == replicas or unknown):
@@ -275,9 +277,6 @@ def _sharding(draft: Draft) -> None:
         draft.values["parallelism.data_parallel"] = shards * (replicas if type(replicas) is int else 1)
     if type(replicas) is int and replicas > 1:
         draft.values["parallelism.data_parallel_replicate"] = replicas
-    total = facts.get("global")
-    if type(total) is int and total > 0:
-        draft.values["training.global_batch_size"] = total
 
 
 def _experts(draft: Draft) -> None:

@@ -184,7 +184,7 @@ class Space:
         if implementation == "megatron":
             known = [(0, "megatron" if model_parallel > 1 else "ddp"), (1, "megatron")]
         elif implementation == "torchtitan":
-            known = [(2, "fsdp2"), (3, "fsdp2")]
+            known = [*(((0, "ddp"),) if model_parallel == 1 else ()), (2, "fsdp2"), (3, "fsdp2")]
         else:
             known = [
                 (stage, own.engine if stage == own.zero_stage else engine)

@@ -175,6 +175,17 @@ def test_generation_has_no_file() -> None:
     assert named_program("trainer", "run.yml").label == "transformers' Trainer"
 
 
+def test_replicas_of_torchtitan_stay_replicas(tmp_path: Path) -> None:
+    """Shards of one rank are DDP; as many shards as ranks would be FSDP2."""
+    spec = load("llama-3-8b", "implementation=torchtitan", "engine=ddp", "data_parallel=8")
+    path = tmp_path / "run.toml"
+    path.write_text(export(spec, "torchtitan", path).text)
+    read = load(path)
+
+    assert (read.parallelism.engine, read.parallelism.data_parallel) == ("ddp", 8)
+    assert (read.training.implementation, read.training.recipe) == ("torchtitan", "amp")
+
+
 def test_a_pipeline_of_torchtitan_runs_as_it_was_estimated(tmp_path: Path) -> None:
     """By default torchtitan counts the ends as layers, and its local batch has all micro-batches of a pipeline."""
     spec = load("llama-3-8b", "pipeline_parallel=4", "data_parallel=2", "gradient_accumulation_steps=8", "b=2")

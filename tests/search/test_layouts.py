@@ -109,3 +109,12 @@ def test_what_is_held_stays(field: str) -> None:
 
 def test_divisors() -> None:
     assert divisors(36) == [1, 2, 3, 4, 6, 9, 12, 18, 36]
+
+
+def test_torchtitan_has_a_layout_on_one_gpu() -> None:
+    """Autocast without FSDP2, which needs several ranks."""
+    found = memcalc.fit("llama-3-8b", "implementation=torchtitan", gpu="b200").best
+
+    assert [(each.result.spec.parallelism.engine, each.result.spec.training.recipe) for each in found] == [
+        ("ddp", "amp")
+    ]
