@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 from memcalc.errors import InputError
 from memcalc.spec.fields import find_field, unknown_override
 from memcalc.spec.words import is_foreign_name, translated
 from memcalc.spec.yaml_source import Path, parse_yaml
+
+_SCALAR = re.compile(r"[+-]?\w[\w.+-]*", re.ASCII)
 
 
 def parse_overrides(assignments: Iterable[str]) -> dict[Path, Any]:
@@ -29,11 +33,17 @@ def parse_overrides(assignments: Iterable[str]) -> dict[Path, Any]:
         if path is None and not word:
             raise unknown_override(name, where)
         try:
-            value = parse_yaml(text, where).data
+            value = _scalar(text) if _SCALAR.fullmatch(text) else parse_yaml(text, where).data
         except InputError as error:  # the line number of a one-line text is useless
             raise InputError(error.problem, error.remedy, where) from None
         result |= translated(word, value, where) if path is None else {path: value}
     return result
+
+
+@lru_cache(maxsize=1024)  # searches set the same values of thousands of runs
+def _scalar(text: str) -> Any:
+    """Return the value of a text without lists and mappings, which callers could change."""
+    return parse_yaml(text, "").data
 
 
 def _word(name: str) -> str:

@@ -12,6 +12,7 @@ from memcalc.errors import InputError
 from memcalc.spec.fields import BLOCKS, BY_PATH, HOME, NESTED, SYMBOLS
 from memcalc.spec.loading import load
 from memcalc.spec.overrides import apply_overrides, parse_overrides
+from memcalc.spec.yaml_source import parse_yaml
 
 MODEL: dict[str, Any] = {"l": 4, "d": 64, "h": 4, "V": 100}
 MOE: dict[str, Any] = {"num_experts": 8, "num_experts_per_token": 2, "expert_intermediate_size": 48}
@@ -302,3 +303,23 @@ def test_an_override_makes_the_blocks_it_needs() -> None:
     apply_overrides(blocks, {("hardware", "gpu"): "t4", ("model", "moe", "num_experts"): 2, ("name",): "x"})
 
     assert blocks == {"model": {"moe": {"num_experts": 2}}, "hardware": {"gpu": "t4"}, "name": "x"}
+
+
+@pytest.mark.parametrize("text", ["4", "-1", "+2", "1e-2", "1_000", "true", "null", "bf16", "every-2", "v0.19.6"])
+def test_a_scalar_is_read_as_in_a_file(text: str) -> None:
+    for _ in range(2):  # the second time as it was read the first time
+        assert parse_overrides([f"name={text}"]) == {("name",): parse_yaml(text, "").data}
+
+
+@pytest.mark.parametrize("text", ["2026-01-02", "010", ".inf"])
+def test_what_a_file_refuses_is_refused_every_time(text: str) -> None:
+    for _ in range(2):
+        with pytest.raises(InputError, match=re.escape(f"--set b={text}")):
+            parse_overrides([f"b={text}"])
+
+
+def test_a_list_is_each_caller_s_own() -> None:
+    first, second = (parse_overrides(["recompute=[0, 1]"])["training", "recompute"] for _ in range(2))
+    first.append(2)
+
+    assert second == [0, 1]
