@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -67,6 +68,7 @@ def _build(name: str, function: Callable[..., Any], cls: type[TyperCommand]) -> 
     return typer.main.get_command(single)
 
 
+@cache
 def command_tree() -> Any:
     """Return the root command `memcalc`."""
     app = _typer(cls=LazyGroup, add_completion=True, invoke_without_command=True)
