@@ -19,6 +19,8 @@ import re
 import statistics
 import subprocess
 import sys
+import traceback
+import warnings
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout
@@ -31,6 +33,7 @@ sys.path.insert(0, str(ROOT))
 
 import memcalc  # noqa: E402 -- from this checkout, installed or not
 from memcalc.checking.settings import CheckSettings, RuleSettings  # noqa: E402
+from memcalc.cli.app import main as run_memcalc  # noqa: E402
 from memcalc.cli.streams import ReaderGone  # noqa: E402
 from memcalc.documents.schema import result_schema  # noqa: E402
 from memcalc.errors import DoesNotFit, InputError, OutOfMemory, Unavailable  # noqa: E402
@@ -76,6 +79,14 @@ WIDTH = 100
 BLOCK = re.compile(r"^```(console|pycon)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 GENERATED = re.compile(r"^(<!-- generated: ([^\n]+) -->\n).*?^(<!-- end -->)$", re.MULTILINE | re.DOTALL)
 SEPARATOR = "=-=-= end of a command =-=-="
+ENVIRONMENT = {
+    "COLUMNS": str(WIDTH),
+    "NO_COLOR": "1",
+    "TERM": "dumb",
+    "PYTHONPATH": str(ROOT),
+    "PYTHONIOENCODING": "utf-8",
+}
+PLAIN = re.compile(r"memcalc(?: +[\w=.,:/+-]+)+", re.ASCII)  # a command without syntax of the shell
 MEMCALC = f'memcalc() {{ {sys.executable} -m memcalc "$@"; }}\n'
 
 
@@ -84,12 +95,13 @@ def documents() -> list[Path]:
     return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-def refreshed(text: str, keep: Collection[str] = ()) -> str:
+def refreshed(text: str, keep: Collection[str] = (), *, forks: bool = False) -> str:
     """A document with every generated part regenerated.
 
     Args:
         text: the document.
         keep: names of parts that stay as they are.
+        forks: run commands without a shell's syntax in forks of this process, where their modules are imported already.
     """
 
     def part(match: re.Match[str]) -> str:
@@ -99,6 +111,10 @@ def refreshed(text: str, keep: Collection[str] = ()) -> str:
     text = GENERATED.sub(part, text)
     blocks = list(BLOCK.finditer(text))
     sessions = {"console": console_session, "pycon": python_session}
+    if forks:  # one by one: a fork has none of the other threads, which may hold locks
+        sessions["console"] = forked_session
+        bodies = iter([sessions[block[1]](block[2]) for block in blocks])
+        return BLOCK.sub(lambda block: f"```{block[1]}\n{next(bodies)}```", text)
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # each console session waits for processes of its own
         bodies = iter(list(pool.map(lambda block: sessions[block[1]](block[2]), blocks)))
     return BLOCK.sub(lambda block: f"```{block[1]}\n{next(bodies)}```", text)
@@ -118,14 +134,7 @@ def console_session(session: str) -> str:
     process = subprocess.run(
         ["bash", "-c", script],
         cwd=ROOT,
-        env=os.environ
-        | {
-            "COLUMNS": str(WIDTH),
-            "NO_COLOR": "1",
-            "TERM": "dumb",
-            "PYTHONPATH": str(ROOT),
-            "PYTHONIOENCODING": "utf-8",
-        },
+        env=os.environ | ENVIRONMENT,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -136,6 +145,46 @@ def console_session(session: str) -> str:
     if "Traceback" in process.stdout or len(outputs) != len(commands) + 1:
         raise SystemExit(f"{session}\nended in\n{process.stdout}")
     return "\n".join(f"$ {command}\n{tidy(output)}" for command, output in zip(commands, outputs[:-1], strict=True))
+
+
+def forked_session(session: str) -> str:
+    """The same as `console_session`, in forks of this process if no command needs a shell."""
+    commands = re.findall(r"^\$ ((?:.*\\\n)*.*)$", session, re.MULTILINE)
+    if not commands or not all(PLAIN.fullmatch(command) for command in commands):
+        return console_session(session)
+    return "\n".join(f"$ {command}\n{tidy(forked(command.split()[1:]))}" for command in commands)
+
+
+def forked(arguments: list[str]) -> str:
+    """The output of a memcalc command in a fork of this process."""
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            os.dup2(theirs, 1)
+            os.dup2(theirs, 2)
+            os.chdir(ROOT)
+            os.environ.update(ENVIRONMENT)
+            warnings.resetwarnings()
+            sys.stdin, sys.stdout, sys.stderr = (
+                open(number, mode, encoding="utf-8", closefd=False)  # noqa: SIM115 -- file descriptors
+                for number, mode in enumerate("rww")
+            )
+            run_memcalc(arguments)
+        except BaseException:  # noqa: BLE001 -- as Python shows what ends a program
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)
+    os.close(theirs)
+    with open(ours, encoding="utf-8") as file:  # noqa: PTH123 -- a file descriptor
+        output = file.read()
+    os.waitpid(child, 0)
+    if "Traceback" in output:
+        raise SystemExit(f"memcalc {' '.join(arguments)}\nended in\n{output}")
+    return output
 
 
 def tidy(output: str) -> str:
