@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import pickle
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -165,15 +164,17 @@ def test_pages_for_the_browser(viewer: dict[str, Any], plot: str) -> None:
     assert "add_local_files" in viewer[plot](snapshot(history(STEP)))
 
 
-def test_the_file_opens_with_the_official_command(tmp_path: Path) -> None:
+def test_the_file_opens_with_the_official_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """`python -m torch.cuda._memory_viz trace FILE`, as its documentation says."""
     pytest.importorskip("torch")
     write_snapshot(tmp_path / "run.pickle", history(STEP))
-    command = [sys.executable, "-m", "torch.cuda._memory_viz", "trace", str(tmp_path / "run.pickle")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    monkeypatch.setattr(sys, "argv", ["_memory_viz.py", "trace", str(tmp_path / "run.pickle")])
+    monkeypatch.delitem(sys.modules, "torch.cuda._memory_viz", raising=False)
+    runpy.run_module("torch.cuda._memory_viz", run_name="__main__")  # in this process, which has imported torch
 
-    assert done.returncode == 0, done.stderr
-    assert "b = a[0:30.0MiB]" in done.stdout
+    assert "b = a[0:30.0MiB]" in capsys.readouterr().out
     with (tmp_path / "run.pickle").open("rb") as file:
         assert pickle.load(file) == snapshot(history(STEP))
 

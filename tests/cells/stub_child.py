@@ -1,6 +1,7 @@
 """In place of `memcalc.cells.child`: a GiB for each sequence of the micro-batch, at once; it counts its runs.
 
-A cell with 3 layers is killed, until there is a file "spared".
+A cell with 3 layers is killed, until there is a file "spared". It imports nothing of memcalc, which takes a third of a
+second.
 """
 
 from __future__ import annotations
@@ -9,10 +10,7 @@ import json
 import os
 import signal
 import sys
-from dataclasses import asdict
 from pathlib import Path
-
-from memcalc.cells.cell import CellResult
 
 GIB = 2**30
 USABLE = 4 * GIB
@@ -29,10 +27,17 @@ def main(request_file: str, answer_file: str) -> None:
     if layers == 4:
         sys.exit("Traceback\nValueError: four")
     size = batch * GIB
-    answer = CellResult(
-        "measured", "fits" if size <= USABLE else "does-not-fit", size, size, size, USABLE - size, "backward_2", 1.5
-    )
-    Path(answer_file).write_text(json.dumps(asdict(answer)))
+    answer = {
+        "outcome": "measured",
+        "verdict": "fits" if size <= USABLE else "does-not-fit",
+        "allocated_bytes": size,
+        "reserved_bytes": size,
+        "device_bytes": size,
+        "headroom_bytes": USABLE - size,
+        "peak_phase": "backward_2",
+        "seconds": 1.5,
+    }
+    Path(answer_file).write_text(json.dumps(answer))
 
 
 if __name__ == "__main__":

@@ -9,12 +9,33 @@ from typing import Any
 import pytest
 
 import memcalc
+from memcalc import api
 from memcalc.search.layouts import HOLDABLE
 from tests.cli.conftest import Run
 from tests.schemas import validate_result
 
 SMALL = ("gpt2", "--set", "recipe=amp", "--set", "num_layers=4", "--gpu", "rtx-a4000")
 FEW_LAYOUTS = ("--hold", "pipeline_parallel", "--hold", "context_parallel")
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    """The answers of searches, by their arguments."""
+    return {}
+
+
+@pytest.fixture(autouse=True)
+def _search_once(found: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Search once for the screen and the document of one command."""
+
+    def fit(*words: Any, progress: Any, **options: Any) -> Any:
+        key = repr((words, options))
+        if key not in found:
+            found[key] = search(*words, progress=progress, **options)
+        return found[key]
+
+    search = api.fit
+    monkeypatch.setattr(api, "fit", fit)
 
 
 def document(run: Callable[..., Run], *arguments: str) -> tuple[int, dict[str, Any]]:

@@ -134,7 +134,7 @@ def test_commands_draw_it_on_a_terminal_and_nowhere_else(tmp_path: Path) -> None
 def test_an_interrupt_ends_a_search_at_once() -> None:
     command = [sys.executable, "-m", "memcalc", *"fit deepseek-v3 --gpu h100-80gb --gpus 2048".split()]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        time.sleep(4)
+        time.sleep(2)
         process.send_signal(signal.SIGINT)
         began = time.monotonic()
         out, err = process.communicate(timeout=20)
