@@ -86,7 +86,7 @@ ENVIRONMENT = {
     "PYTHONPATH": str(ROOT),
     "PYTHONIOENCODING": "utf-8",
 }
-PLAIN = re.compile(r"memcalc(?: +[\w=.,:/+-]+)+", re.ASCII)  # a command without syntax of the shell
+PLAIN = re.compile(r"memcalc(?:(?: |\\\n)+[\w=.,:/+-]+)+", re.ASCII)  # a command without syntax of the shell
 MEMCALC = f'memcalc() {{ {sys.executable} -m memcalc "$@"; }}\n'
 
 
@@ -152,7 +152,8 @@ def forked_session(session: str) -> str:
     commands = re.findall(r"^\$ ((?:.*\\\n)*.*)$", session, re.MULTILINE)
     if not commands or not all(PLAIN.fullmatch(command) for command in commands):
         return console_session(session)
-    return "\n".join(f"$ {command}\n{tidy(forked(command.split()[1:]))}" for command in commands)
+    words = [command.replace("\\\n", "").split()[1:] for command in commands]
+    return "\n".join(f"$ {command}\n{tidy(forked(each))}" for command, each in zip(commands, words, strict=True))
 
 
 def forked(arguments: list[str]) -> str:

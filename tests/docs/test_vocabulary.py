@@ -147,10 +147,10 @@ def test_strings_docstrings_and_comments_are_read() -> None:
 
 def test_names_of_tests() -> None:
     wrong = [
-        f"{path.relative_to(ROOT)}: {node.name}"
+        f"{path.relative_to(ROOT)}: {name}"
         for path in sorted((ROOT / "tests").rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.FunctionDef) and found(node.name.replace("_", " "))
+        for name in re.findall(r"^ *def (\w+)", path.read_text(), re.MULTILINE)
+        if found(name.replace("_", " "))
     ]
 
     assert wrong == []
