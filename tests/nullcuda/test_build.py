@@ -71,6 +71,7 @@ def test_a_build_that_fails_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_what_killed_builds_left_behind_goes_in_time(torch_build: TorchBuild, tmp_path: Path, compiler: str) -> None:
     old, young = tmp_path / f"{BUILDING}old", tmp_path / f"{BUILDING}young"
     for folder in (old, young):

@@ -79,6 +79,7 @@ def recorded(null_python: str, null_cache: Path, tmp_path_factory: pytest.TempPa
     return folder
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_requests_are_those_of_pytorch(case: str, recorded: Path) -> None:
     spec = memcalc.load(*CASES[case], gpu=CARD)

@@ -38,12 +38,13 @@ print(json.dumps([events, [[e["action"], e["addr"], e["size"], e["stream"]] for 
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "config",
     [
         "",
-        pytest.param("expandable_segments:True", marks=pytest.mark.long),
-        pytest.param("max_split_size_mb:24,roundup_power2_divisions:4", marks=pytest.mark.long),
+        "expandable_segments:True",
+        "max_split_size_mb:24,roundup_power2_divisions:4",
     ],
 )
 def test_entries_are_those_that_pytorch_notes(config: str, dry_run_here: Path, null_python: str) -> None:

@@ -36,7 +36,8 @@ def test_nothing_of_nvidias_is_installed(null_python: str) -> None:
     assert [name for name in names if name.startswith(("nvidia", "cuda"))] in ([], ["nvidia-ml-py"])
 
 
-@pytest.mark.parametrize("card", [pytest.param("a100-80gb", marks=pytest.mark.long), "h100-80gb"])
+@pytest.mark.long
+@pytest.mark.parametrize("card", ["a100-80gb", "h100-80gb"])
 def test_recorded_runs_come_out_to_the_byte(card: str, null_python: str) -> None:
     """GPT-2 until its first backward has ended: every phase's peaks, allocated and reserved.
 

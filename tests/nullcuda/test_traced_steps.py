@@ -165,6 +165,7 @@ def test_an_out_of_memory_run_is_reported_with_pytorchs_message(null_python: str
     assert trace.result.ledger.peak_bytes > 14 * 2**30
 
 
+@pytest.mark.long
 def test_what_the_step_refuses_is_refused_from_there(null_python: str) -> None:
     """One message, from the child."""
     with pytest.raises(InputError, match="memory-efficient has no kernel for bf16"):

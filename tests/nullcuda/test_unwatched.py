@@ -49,6 +49,7 @@ def check(cases: tuple[tuple[str, ...], ...], python: str, tmp_path: Path) -> No
         assert watched == plain, case
 
 
+@pytest.mark.long
 def test_a_plain_step(null_python: str, tmp_path: Path) -> None:
     check(QUICK, null_python, tmp_path)
 

@@ -138,7 +138,9 @@ print(json.dumps([counts.tolist(), token.tolist(), sorted(order[:, 0].tolist()),
     ("routing", "counts", "tokens", "few"),
     [
         ("balanced", [16] * 8, [[500], [501], [502]], [1, 1, 1, 1, 2, 2, 2, 2]),
-        ("worst-case", [0, 0, 0, 0, 64, 64, 0, 0], [[500]] * 3, [0, 0, 0, 0, 6, 6, 0, 0]),
+        pytest.param(
+            *("worst-case", [0, 0, 0, 0, 64, 64, 0, 0], [[500]] * 3, [0, 0, 0, 0, 6, 6, 0, 0]), marks=pytest.mark.long
+        ),
     ],
 )
 def test_unknown_scores_choose_by_rule(

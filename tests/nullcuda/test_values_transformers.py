@@ -54,6 +54,7 @@ print(json.dumps([peaks, shapes]))
 )
 
 
+@pytest.mark.long
 def test_a_full_mask_is_none_and_generation_ends(ended: dict[str, Ended]) -> None:
     """Without attention_mask and with a full one of 16,384 tokens the peaks are byte-exact.
 
@@ -212,6 +213,7 @@ print(json.dumps(rows))
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("routing", "rows"),
     [
