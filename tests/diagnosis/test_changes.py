@@ -17,7 +17,7 @@ from tests.thinning import quick_every
 
 GIB = 2**30
 CARD = 24  # GiB
-RUN = ("gpt2-large", ("l=18", "b=16", "recipe=amp", "training.attention=eager"))
+RUN = ("gpt2-large", ("l=9", "b=32", "recipe=amp", "training.attention=eager"))
 
 
 @cache
@@ -90,11 +90,11 @@ def test_a_smaller_micro_batch_keeps_the_sequences_of_a_step() -> None:
 
     (change,) = changes
     values = dict(override.split("=") for override in change.overrides)
-    assert int(values["training.micro_batch_size"]) * int(values["training.gradient_accumulation_steps"]) == 16
+    assert int(values["training.micro_batch_size"]) * int(values["training.gradient_accumulation_steps"]) == 32
 
 
 def test_two_changes_where_one_is_not_enough() -> None:
-    found = explained("10.00", free="0.10")
+    found = explained("10.00", free="0.10", run=("gpt2-large", ("l=18", "b=16", *RUN[1][2:])))
 
     assert {len(change.levers) for change in found.changes if change.fits} == {2}
     assert all(len(change.levers) == 1 for change in found.changes if not change.fits)

@@ -11,7 +11,11 @@ from tests.report.fits import CASES, answer
 
 Golden = Callable[[str, str], None]
 
-SCREENS = [name for name in CASES if name not in {"changes", "batch", "none_at_a_price"}]
+SCREENS = [
+    pytest.param(name, marks=pytest.mark.long if name == "experts" else ())
+    for name in CASES
+    if name not in {"changes", "batch", "none_at_a_price"}
+]
 
 
 def screen(name: str, width: int, *, why: bool = False) -> str:

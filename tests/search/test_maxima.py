@@ -77,6 +77,7 @@ def test_masks_that_are_padded(spread: tuple[str, ...], expected: int, monkeypat
         assert not fits("mistral-7b", *run, f"s={expected + more}", gpu="mi300x")
 
 
+@pytest.mark.long
 def test_round_lengths_fit_beyond_others() -> None:
     """At 160 · 256 tokens, hidden states of 4,096 · 2 bytes per token fill 160 blocks of 2 MiB; one more token needs another.
 

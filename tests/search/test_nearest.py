@@ -77,7 +77,7 @@ def test_defaults_that_move_with_a_change(name: str, words: tuple[str, ...], car
 
 def test_changes_of_the_run_with_all_layers_recomputed() -> None:
     """The run does not fit either: `recompute` says so, with what it needs then."""
-    words = ("l=10", "recipe=mixed-16")
+    words = ("l=4", "recipe=mixed-16")
     answer = memcalc.fit("llama-3.2-1b", *words, gpu="t4", minimize="recompute")
     full = memcalc.estimate("llama-3.2-1b", *words, "recompute=full", gpu="t4")
 

@@ -195,11 +195,12 @@ def test_a_milder_pair_where_the_strongest_cannot_be() -> None:
             "h100-80gb",
             {"zero_stage": 1, "engine": "megatron", "expert_parallel": 8},
         ),
-        (
+        pytest.param(
             "llama-3-8b",
             ("data_parallel=8", "zero_stage=2", "b=2", "gradient_accumulation_steps=4"),
             "l4",
             {"zero_stage": 3, "engine": "fsdp2", "offload": "all"},
+            marks=pytest.mark.long,
         ),
     ],
 )
