@@ -23,6 +23,7 @@ from memcalc.events import Event, EventType
 from tests.allocator.running import MIB, VERSIONS
 from tests.allocator.streams import event_streams
 from tests.properties.specs import examples
+from tests.thinning import quick_every
 
 SERVED = [version for version in VERSIONS if version != "2.12"]
 GOLDEN = json.loads((Path(__file__).parent / "golden.json").read_text())
@@ -130,7 +131,7 @@ def walk(seed: int, count: int) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("version", ["2.11", "2.13"])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", quick_every(3, range(12)))
 def test_long_streams_of_few_sizes(seed: int, version: str) -> None:
     both = Both(version)
     for change in walk(seed, 1500):
@@ -155,7 +156,7 @@ def test_golden_streams(case: dict[str, list[list[list[object]]]]) -> None:
 
 
 @pytest.mark.parametrize("version", ["2.11", "2.13"])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", quick_every(3, range(12)))
 def test_a_device_that_runs_full(seed: int, version: str) -> None:
     """The cache is emptied, again and again, until that does not help: both die at the same request."""
     script = [*walk(seed, 800)]

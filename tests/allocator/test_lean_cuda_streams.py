@@ -16,6 +16,7 @@ from memcalc.allocator.pytorch.lean_expandable import LeanExpandableAllocator
 from memcalc.allocator.pytorch.settings import Settings
 from memcalc.allocator.pytorch.versions import parse_version
 from memcalc.errors import OutOfMemory
+from tests.thinning import quick_every
 
 MIB = 2**20
 
@@ -65,14 +66,14 @@ def lean(script: list[int], version: str, room: int | None) -> tuple[int, int] |
     return allocator.peak_reserved_bytes, allocator.retries
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", quick_every(4, range(60)))
 def test_both_reserve_the_same(seed: int) -> None:
     script = script_of(seed)
     for version, room in product(("2.11", "2.13"), (None, 200 * MIB, 400 * MIB)):
         assert lean(script, version, room) == whole(script, version, room)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", quick_every(4, range(60)))
 def test_both_reserve_the_same_with_segments_that_expand(seed: int) -> None:
     """And with a cache that is emptied in between."""
     script, settings = script_of(seed), Settings(expandable_segments=True)
@@ -87,7 +88,7 @@ def test_both_reserve_the_same_with_segments_that_expand(seed: int) -> None:
         assert (allocator.peak_reserved_bytes, allocator.retries) == expected
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", quick_every(4, range(60)))
 def test_an_emptied_cache_with_segments_that_expand(seed: int) -> None:
     script = script_of(seed)
     middle = len(script) // 2
@@ -107,7 +108,7 @@ def test_an_emptied_cache_with_segments_that_expand(seed: int) -> None:
         assert lean.reserved_bytes == whole.counters.reserved.current
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", quick_every(4, range(60)))
 def test_no_stream_reserves_more_than_the_bound(seed: int) -> None:
     script = script_of(seed)
     found = lean(script, "2.13", None)

@@ -25,6 +25,7 @@ from tests.allocator.running import MIB
 from tests.allocator.streams import event_streams
 from tests.allocator.test_lean import SERVED, script_of, walk
 from tests.properties.specs import examples
+from tests.thinning import quick_every
 
 GOLDEN = json.loads((Path(__file__).parent / "golden.json").read_text())
 EXPANDABLE = "expandable_segments:True"
@@ -117,7 +118,7 @@ def test_any_stream(events: list[Event], version: str, room: int | None) -> None
 
 
 @pytest.mark.parametrize("version", ["2.11", "2.13"])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", quick_every(3, range(12)))
 def test_long_streams_of_few_sizes(seed: int, version: str) -> None:
     both = Both(version)
     for change in walk(seed, 1500):
@@ -142,7 +143,7 @@ def test_golden_streams(case: dict[str, list[list[list[object]]]], room: int | N
 
 
 @pytest.mark.parametrize("version", ["2.11", "2.13"])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", quick_every(3, range(12)))
 def test_a_device_that_runs_full(seed: int, version: str) -> None:
     """Pages are freed to the driver until that does not help: both run out of memory at the same request."""
     script = [*walk(seed, 800)]

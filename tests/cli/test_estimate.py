@@ -196,7 +196,7 @@ def test_what_is_not_certain_names_the_command_that_measures_it(run) -> None:
 def test_an_interval_up_to_late_streams_is_named(run) -> None:
     """Under SHARD_GRAD_OP the flat gradients of all layers may wait; a dry run is one end of the interval."""
     fields = ("zero_stage=2", "recipe=pure", "gradient_accumulation_steps=4", "fsdp.gradient_sync=last")
-    words = ("engine=fsdp1", "data_parallel=8", "b=4", "s=4096", "recompute=full", *fields)
+    words = ("l=8", "engine=fsdp1", "data_parallel=8", "b=8", "s=4096", "recompute=full", *fields)
     settings = [each for word in words for each in ("--set", word)]
     shown = " ".join(run("estimate", "llama-3-8b", "--gpu", "h100-80gb", "--brief", *settings).out.split())
 

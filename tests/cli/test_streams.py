@@ -24,11 +24,11 @@ def shell(line: str, folder: Path | None = None) -> subprocess.CompletedProcess[
     [
         ("estimate gpt2 >&-", 0),
         pytest.param("estimate gpt2 2>&- >&-", 0, marks=pytest.mark.long),
-        ("estimate nope 2>&-", 2),
+        pytest.param("estimate nope 2>&-", 2, marks=pytest.mark.long),
         pytest.param("estimate nope >&- 2>&- <&-", 2, marks=pytest.mark.long),
         ("estimate - <&-", 2),
         ("check NOFIT --gpu t4 >&-", 1),
-        ("estimate nope 2>/dev/full", 2),
+        pytest.param("estimate nope 2>/dev/full", 2, marks=pytest.mark.long),
         pytest.param("--help >&-", 0, marks=pytest.mark.long),
     ],
 )

@@ -17,6 +17,7 @@ import pytest
 
 import memcalc
 from memcalc.ledger.result import Result
+from tests.thinning import quick_every
 
 RECORDINGS = Path(__file__).parents[2] / "benchmarks" / "recordings"
 
@@ -74,8 +75,8 @@ TRAININGS = {index: recordings()[index].spec["training"] for index in DONE}
 FULL = [index for index in DONE if TRAININGS[index].get("finetune", "full") == "full"]
 PLAIN = [index for index in FULL if TRAININGS[index]["implementation"] == "plain"]
 TUNED = [index for index in DONE if index not in FULL]
-each = pytest.mark.parametrize("index", DONE, ids=lambda index: str(recordings()[index]))
-each_plain = pytest.mark.parametrize("index", PLAIN, ids=lambda index: str(recordings()[index]))
+each = pytest.mark.parametrize("index", quick_every(3, DONE), ids=lambda index: str(recordings()[index]))
+each_plain = pytest.mark.parametrize("index", quick_every(3, PLAIN), ids=lambda index: str(recordings()[index]))
 
 
 def test_there_are_recordings_of_two_gpus_and_both_implementations() -> None:

@@ -6,6 +6,7 @@ from statistics import median
 
 import pytest
 
+from tests.thinning import quick_every
 from tools.accuracy import asked
 from tools.sharded import ShardedRun, sharded_runs
 
@@ -40,7 +41,7 @@ def of_rests(run: ShardedRun) -> float:
     return 0.01 if small or (run.case.startswith("gpt2-large") and "finetune" in run.case) else 0.0
 
 
-@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.case)
+@pytest.mark.parametrize("run", quick_every(3, RUNS), ids=lambda run: run.case)
 def test_each_peak(run: ShardedRun) -> None:
     """The remaining error is unsplit block remainders."""
     assert -WORST - of_rests(run) <= run.error <= WORST + of_other_ranks(run) + of_units(run)
@@ -59,7 +60,7 @@ def test_what_a_backward_beside_adapters_asks_for(run: ShardedRun) -> None:
     assert -1e-5 - one_adapter <= estimated / run.asked_for["backward_2"] - 1 <= 1e-5 + of_other_ranks(run)
 
 
-@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.case)
+@pytest.mark.parametrize("run", quick_every(3, RUNS), ids=lambda run: run.case)
 def test_the_phases_of_the_second_step(run: ShardedRun) -> None:
     """Forward, loss and backward, not the highest alone.
 

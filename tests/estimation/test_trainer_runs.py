@@ -15,7 +15,7 @@ SEGMENT = pytest.mark.xfail(strict=True, reason="one segment more than the repla
 ONE_MORE = ("mistral-bf16-adafactor",)
 
 
-@pytest.mark.parametrize("run", quick_every(2, compared()), ids=lambda run: run.case["case"])
+@pytest.mark.parametrize("run", quick_every(4, compared()), ids=lambda run: run.case["case"])
 def test_the_peak_is_the_estimates(run: Compared) -> None:
     for of, rests in enumerate(RESTS, 1):
         error = run.error("allocated", of)
@@ -26,8 +26,12 @@ def test_the_peak_is_the_estimates(run: Compared) -> None:
 @pytest.mark.parametrize(
     "run",
     [
-        pytest.param(run, id=run.case["case"], marks=[SEGMENT] if run.case["case"].endswith(ONE_MORE) else [])
-        for run in compared()
+        pytest.param(
+            run,
+            id=run.case["case"],
+            marks=[*[SEGMENT] * run.case["case"].endswith(ONE_MORE), *[pytest.mark.long] * (at % 2)],
+        )
+        for at, run in enumerate(compared())
     ],
 )
 def test_reserved_memory_is_the_replays(run: Compared) -> None:

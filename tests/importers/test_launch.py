@@ -111,7 +111,7 @@ LAUNCHERS = [
 ]
 
 
-@pytest.mark.parametrize(("launcher", "ranks"), quick_every(2, LAUNCHERS, unpack=True))
+@pytest.mark.parametrize(("launcher", "ranks"), quick_every(4, LAUNCHERS, unpack=True))
 def test_a_launcher_says_the_number_of_gpus(launcher: str, ranks: int, tmp_path: Path) -> None:
     path = script(tmp_path, f"{launcher} train.py {SMALL} --bf16 --deepspeed zero3.json", zero3_json=json.dumps(ZERO_3))
 

@@ -203,7 +203,7 @@ def test_a_name_that_is_markup_stays_text() -> None:
 
 
 def test_the_form_offers_fields_that_exist_and_values_that_are_accepted() -> None:
-    """Each value alone on GPT-2, or it is refused by a rule that names the field it contradicts."""
+    """Each value alone on a GPT-2 of two layers, or it is refused by a rule that names the field it contradicts."""
     found = choices()
     assert {"gpt2", "llama-3-8b"} <= set(found["models"])
     fields = [field for block in found["blocks"] for field in block["fields"]]
@@ -212,6 +212,7 @@ def test_the_form_offers_fields_that_exist_and_values_that_are_accepted() -> Non
         assert field["kind"] in ("choice", "number", "text"), field
         assert (field["kind"] == "choice") == bool(field["values"]), field
         for value in field["values"]:
-            request = {"kind": "estimate", "run": {"model": "gpt2", "fields": {field["path"]: value}}}
+            given = {"model.num_layers": "2", field["path"]: value}
+            request = {"kind": "estimate", "run": {"model": "gpt2", "fields": given}}
             part = json.loads(next(iter(parts(json.dumps(request)))))
             assert part["part"] == "answer" or "unknown" not in part["message"], part

@@ -160,7 +160,7 @@ def recorded() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    "record", quick_every(3, recorded()), ids=lambda each: f"{each['family']}-{each['seed']}-{each['number']}"
+    "record", quick_every(5, recorded()), ids=lambda each: f"{each['family']}-{each['seed']}-{each['number']}"
 )
 def test_recorded_stages(record: dict[str, Any]) -> None:
     """Each rank reserves what is replayed, to the byte."""

@@ -20,6 +20,7 @@ from memcalc.spec.spec import Spec
 from memcalc.states.optimizers.parameter_order import in_order
 from memcalc.stream.requests import Requests
 from tests.sharding.small_model import RANKS, VOCAB, WIDTH, sizes
+from tests.thinning import quick_every
 from tools.recorded_errors import recorded_spec, references_sent
 
 MIB = 2**20
@@ -255,7 +256,7 @@ MAIN_GRADIENTS = [
 WIDE = [json.loads(line) for path in sorted(RECORDS.glob("*-wide*.jsonl")) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("record", MAIN_GRADIENTS, ids=lambda record: record["case"])
+@pytest.mark.parametrize("record", quick_every(3, MAIN_GRADIENTS), ids=lambda record: record["case"])
 def test_ranks_with_fp32_gradients_reserve_as_replayed(record: dict[str, Any]) -> None:
     """The default recipe and mixed-18 under DDP, FSDP2, HSDP and in pipelines: byte-exact on the null CUDA device."""
     spec = recorded_spec(record)
@@ -266,7 +267,7 @@ def test_ranks_with_fp32_gradients_reserve_as_replayed(record: dict[str, Any]) -
     assert simulate(spec, stage=stage, rank=0).reserved_bytes == max(record["reserved"].values())
 
 
-@pytest.mark.parametrize("record", WIDE, ids=lambda record: record["case"])
+@pytest.mark.parametrize("record", quick_every(3, WIDE), ids=lambda record: record["case"])
 def test_ranks_with_any_fields_reserve_as_replayed(record: dict[str, Any]) -> None:
     """Layouts, recipes, optimizers and other fields sampled at random: byte-exact, or 0.2 % too high.
 

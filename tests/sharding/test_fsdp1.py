@@ -263,6 +263,7 @@ def test_delayed_events_reserve_more_and_allocate_the_same() -> None:
         assert most_reserved(record, step=3) == most_reserved(record, step=2)
 
 
+@pytest.mark.long
 def test_late_streams_reserve_what_was_recorded_with_delayed_events() -> None:
     """To the byte in 26 of 45; most others sum gradients, or recompute layers. Streams on time are off by up to 53%.
 

@@ -84,7 +84,7 @@ def test_a_shape_covers_those_with_fewer_bytes() -> None:
     assert not shape.covers(Shape([False, False, True], {1: [0, 1, ~1, ~0]}))  # frees them in another order
 
 
-@pytest.mark.parametrize("settings", ["", "expandable_segments:True"])
+@pytest.mark.parametrize("settings", ["", pytest.param("expandable_segments:True", marks=pytest.mark.long)])
 @pytest.mark.parametrize(("preset", "words"), RUNS)
 def test_a_step_of_an_order_that_is_left_out_changes_nothing(
     preset: str, words: tuple[str, ...], settings: str

@@ -18,6 +18,7 @@ from memcalc.simulation import recorded_step, simulated_run
 from memcalc.simulation.simulated_run import run_requests, unsupported_reason
 from memcalc.spec.spec import Spec
 from memcalc.states.parameter_copies import ParameterCopy
+from tests.thinning import quick_every
 
 RUNS = [
     ("gpt2", ("recipe=amp", "training.dropout=0.1", "attention=eager")),
@@ -92,7 +93,9 @@ def _forget() -> None:
         remembered.cache_clear()
 
 
-@pytest.mark.parametrize(("preset", "words"), RUNS, ids=[f"{preset} {words[0]}" for preset, words in RUNS])
+@pytest.mark.parametrize(
+    ("preset", "words"), quick_every(3, RUNS, unpack=True), ids=[f"{preset} {words[0]}" for preset, words in RUNS]
+)
 def test_names_decide_nothing(preset: str, words: tuple[str, ...], request: pytest.FixtureRequest) -> None:
     spec = memcalc.load(preset, *words, "b=1", "s=512", gpu="h100-80gb")
     expected, names = bytes_of(spec), names_of(spec)

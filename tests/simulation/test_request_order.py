@@ -57,7 +57,7 @@ def equal(family: str, implementation: str, setting: str) -> None:
     assert difference is None, str(difference)
 
 
-@pytest.mark.parametrize("case", quick_every(6, QUICK), ids=", ".join)
+@pytest.mark.parametrize("case", quick_every(8, QUICK), ids=", ".join)
 def test_requests_are_the_traces(case: tuple[str, str, str]) -> None:
     pytest.importorskip("transformers")
     equal(*case)
@@ -87,14 +87,18 @@ MODELS = [("gpt2", "huggingface", "pure"), ("llama", "plain", "amp")]
 
 
 def optimizers() -> list[Any]:
-    """Return every optimizer on both models; quick: each but the slow ones, and each implementation, on one in turn."""
+    """Return every optimizer on both models; quick: every second one that is not slow, on one model in turn.
+
+    tests/step/test_optimizers.py runs all of them.
+    """
     quick: dict[tuple[str, str], int] = {}
     for name, how in EVERY:
         seen = {each for each, _ in quick}, {each for _, each in quick}
         if name not in SLOW and (name not in seen[0] or how not in seen[1]):
             quick[name, how] = len(quick) % len(MODELS)
+    every_second = {*[*quick][::2]}
     return [
-        pytest.param(*model, *each, marks=() if quick.get(each) == turn else pytest.mark.long)
+        pytest.param(*model, *each, marks=() if each in every_second and quick[each] == turn else pytest.mark.long)
         for each in EVERY
         for turn, model in enumerate(MODELS)
     ]
@@ -126,7 +130,7 @@ def test_requests_of_every_optimizer_are_the_traces(
         pytest.param("gpt_neo", ("recipe=fp32", "attention=eager", "optimizer_in_backward=true"), marks=LONG),
         pytest.param("gpt2", ("recipe=pure", "autocast=true"), marks=LONG),  # norms read fp32 copies of their weights
         # so nothing saves the inputs of layers, which a checkpoint of several layers frees early
-        ("gpt2", ("recipe=pure", "autocast=true", "recompute=[[0,1]]", "dropout=0")),
+        pytest.param("gpt2", ("recipe=pure", "autocast=true", "recompute=[[0,1]]", "dropout=0"), marks=LONG),
         ("gemma2", ("recipe=amp", "attention=eager", "recompute=full", "reentrant_checkpoints=true")),
         ("llama", ("recipe=pure", "autocast=true", "fp32_modules=[embed_tokens,norm]", "gradient_clipping=1")),
     ],

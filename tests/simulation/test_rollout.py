@@ -88,7 +88,7 @@ def test_longer_steps_change_no_generation(fields: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seed", "step"), [("development", 5), *(pytest.param(seed, 1, marks=LONG) for seed in ("development", "held-out"))]
+    ("seed", "step"), [("development", 8), *(pytest.param(seed, 1, marks=LONG) for seed in ("development", "held-out"))]
 )
 def test_recorded_programs_of_trl(seed: str, step: int) -> None:
     """What their data decide (padding, ends of completions) is not in the file: up to 4.3% too high, none 2% too low."""

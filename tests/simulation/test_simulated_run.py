@@ -149,7 +149,7 @@ def test_the_replay_equals_the_estimate(recipe: str, recompute: str | list[objec
     assert rehearsed == {phase: amount + requests.rests[phase] for phase, amount in totals.items()}
 
 
-@pytest.mark.parametrize(("config", "overrides"), quick_every(2, RUNS, unpack=True))
+@pytest.mark.parametrize(("config", "overrides"), quick_every(4, RUNS, unpack=True))
 def test_of_any_plain_run(config: str, overrides: tuple[str, ...]) -> None:
     spec = memcalc.load(config, *overrides)
     requests = simulate(spec)
@@ -177,7 +177,7 @@ class Walked(Requests):
     """Requests that are all walked through, none copied from those before."""
 
 
-@pytest.mark.parametrize(("config", "overrides"), quick_every(2, RUNS, unpack=True, first=1))
+@pytest.mark.parametrize(("config", "overrides"), quick_every(4, RUNS, unpack=True, first=1))
 def test_what_is_copied_is_what_is_walked_through(config: str, overrides: tuple[str, ...]) -> None:
     """Micro-batches and optimizer steps after the first of their kind: the same requests and the same storages."""
     spec = memcalc.load(config, *overrides)
@@ -187,7 +187,7 @@ def test_what_is_copied_is_what_is_walked_through(config: str, overrides: tuple[
     assert copied.labels == walked.labels
 
 
-@pytest.mark.parametrize(("config", "overrides"), quick_every(2, RUNS, unpack=True))
+@pytest.mark.parametrize(("config", "overrides"), quick_every(4, RUNS, unpack=True))
 def test_no_run_reserves_more_than_the_bound(config: str, overrides: tuple[str, ...]) -> None:
     """In none of the releases that break ties in their own way; and the bound says something."""
     requests = SimulatedRun(memcalc.load(config, *overrides), Requests()).play()
@@ -259,7 +259,7 @@ def test_recomputed_layers_of_transformers_are_played() -> None:
 @pytest.mark.parametrize(
     ("config", "overrides"),
     [
-        *quick_every(2, RUNS, unpack=True, first=1),
+        *quick_every(4, RUNS, unpack=True, first=1),
         ("llama-3.2-1b", ("recipe=pure", "gpu=h100-80gb", "b=8")),
         ("llama-3.2-1b", ("recipe=pure", "alloc_conf=expandable_segments:True", "gpu=h100-80gb")),
         ("llama-3.2-1b", ("data_parallel=8", "zero_stage=3")),

@@ -45,7 +45,7 @@ def test_every_release_and_setting_is_there() -> None:
     assert len(scenarios) == 7
 
 
-@pytest.mark.parametrize("path", quick_every(2, FILES, first=1), ids=named)
+@pytest.mark.parametrize("path", quick_every(4, FILES, first=1), ids=named)
 def test_the_model_makes_the_segments_of_the_real_run(path: Path) -> None:
     """Every fetch and return, every address of a block, and every segment and block at the end."""
     snapshot, recording = opened(path)
@@ -96,7 +96,7 @@ def test_a_block_at_another_address_is_seen(release: str) -> None:
     assert found.agreed <= at
 
 
-@pytest.mark.parametrize("path", quick_every(2, FILES), ids=named)
+@pytest.mark.parametrize("path", quick_every(4, FILES), ids=named)
 def test_the_events_have_the_recording_s_sums(path: Path) -> None:
     """What is alive at the end is what the segments say, requested bytes and blocks alike."""
     snapshot, recording = opened(path)

@@ -407,6 +407,7 @@ def test_tables_over_loops_equal_single_estimates() -> None:
     assert_same({"model": model, "training": {"s": 64}}, evaluate({"model": model, "training": {"s": 64}}, axes))
 
 
+@pytest.mark.long
 def test_tables_over_weights_of_another_16_bit_dtype_equal_single_estimates() -> None:
     axes: dict[str, Any] = {
         "weight_dtype": [None, "bf16", "fp16"],
@@ -432,6 +433,7 @@ def test_tables_over_modules_in_fp32_equal_single_estimates() -> None:
     assert_same(config, evaluate(config, axes))
 
 
+@pytest.mark.long
 def test_tables_over_chunks_that_stay_equal_single_estimates() -> None:
     layers = [("input", False, False), ("input", True, True), ("fp32", False, True), ("fp32", True, False)]
     axes: dict[Any, Any] = {

@@ -12,6 +12,7 @@ from benchmarks.programs.record import RECORDINGS, described, read_records, with
 from benchmarks.programs.registry import FAMILIES
 from memcalc.catalogue.shipped import find_shipped
 from memcalc.nullcuda.result import WHOLE
+from tests.thinning import quick_every
 
 # Programs as they are drawn now; `earlier` has those of other choices.
 RECORDS = {path: read_records(path) for path in sorted(RECORDINGS.glob("*/*.jsonl")) if path.parent.name != "earlier"}
@@ -35,7 +36,7 @@ def test_the_framework_is_named_where_it_is_asked_for():
     assert settings(program | {"versions": {}}, named=False) == tuple(program["sized"]["settings"])
 
 
-@pytest.mark.parametrize("path", RECORDS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+@pytest.mark.parametrize("path", quick_every(3, RECORDS), ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_recorded_programs_are_those_that_are_drawn(path):
     """Nobody chose them, and nobody mended one after it ran."""
     for record in RECORDS[path]:
@@ -194,19 +195,20 @@ BEYOND = {
 
 
 CLAIMED = list(dict.fromkeys([*BARS, *RESERVED]))
-COMPARED = CLAIMED[::2]  # by the quick tests, which of the others read the user's file
+COMPARED = CLAIMED[::3]  # by the quick tests, which read the user's file of every second one of the others
+READ = [name for name in FAMILIES if name not in COMPARED][::2]
 
 
 @pytest.mark.parametrize(
     ("number", "replay", "name"),
     [
-        pytest.param(number, replay, name, marks=LONG if number or replay or name in COMPARED else ())
+        pytest.param(number, replay, name, marks=LONG if number or replay or name not in READ else ())
         for number, replay in ((0, False), (0, True), (1, True))
         for name in FAMILIES
     ],
 )
 def test_estimate_reads_the_file_of_each_program(number, replay, name):
-    """The quick tests read those of families that they do not compare, without a replay if there are records."""
+    """The quick tests read those of half of the families that they do not compare, without a replay if there are records."""
     program = FAMILIES[name].program("development", number)
     record = {**described(program), "number": number, "versions": {}, "ranks": []}
     line = sized(record, named=False, replay=replay or name not in CLAIMED)

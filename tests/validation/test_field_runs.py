@@ -64,7 +64,7 @@ def most(run: Run) -> float:
 CLAIMED = [run for run in runs() if is_claimed(run.spec) and not differs_without_values(run.spec)]
 
 
-@pytest.mark.parametrize("run", quick_every(15, CLAIMED), ids=lambda run: f"{run.file} {run.number}")
+@pytest.mark.parametrize("run", quick_every(25, CLAIMED), ids=lambda run: f"{run.file} {run.number}")
 def test_reserved_memory_is_the_recorded(run: Run) -> None:
     found = compared(Recorded(run.case, "", run.spec, run.allocated, run.reserved))
 

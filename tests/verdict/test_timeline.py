@@ -10,6 +10,7 @@ from memcalc.errors import InputError
 from memcalc.ledger.component import Component
 from memcalc.verdict.timeline import timeline_of
 from tests.schemas import validate_result
+from tests.thinning import quick_every
 
 H100 = "h100-80gb"
 
@@ -37,7 +38,7 @@ def test_its_peak_and_its_reserved_memory_are_those_of_the_estimate(config: str,
     assert max(course.reserved) == result.headline.reserved_bytes
 
 
-@pytest.mark.parametrize(("config", "overrides"), RUNS)
+@pytest.mark.parametrize(("config", "overrides"), quick_every(2, RUNS, unpack=True))
 def test_components_at_the_highest_point_of_each_phase_are_those_of_the_ledger(
     config: str, overrides: tuple[str, ...]
 ) -> None:
