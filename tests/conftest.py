@@ -28,7 +28,7 @@ settings.register_profile(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.register_profile("quick", parent=settings.get_profile("memcalc"), max_examples=12)
+settings.register_profile("quick", parent=settings.get_profile("memcalc"), max_examples=8)
 settings.load_profile("memcalc")
 
 
@@ -37,12 +37,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Try properties on an eighth of the examples if the long tests are omitted.
+    """Try properties on a sixteenth of the examples if the long tests are omitted.
 
     Of a table of cases such a run has a sample; the other cases are marked long (`tests.thinning`).
     """
     if config.option.markexpr == "not long":
-        os.environ.setdefault("MEMCALC_EXAMPLES", "0.125")
+        os.environ.setdefault("MEMCALC_EXAMPLES", "0.0625")
         if "MEMCALC_EXPLORE" not in os.environ:
             settings.load_profile("quick")
 

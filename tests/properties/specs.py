@@ -43,7 +43,7 @@ SHARE = float(os.environ.get("MEMCALC_EXAMPLES", "1"))
 def examples(count: int) -> settings:
     """A number of examples, the same ones in every run; MEMCALC_EXPLORE=10 draws ten times as many new ones.
 
-    MEMCALC_EXAMPLES=0.125 takes an eighth of them, as the quick tests do (tests/conftest.py).
+    MEMCALC_EXAMPLES=0.0625 takes a sixteenth of them, as the quick tests do (tests/conftest.py).
     """
     return settings(max_examples=EXPLORE * count or ceil(SHARE * count))
 
