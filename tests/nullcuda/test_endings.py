@@ -292,6 +292,7 @@ time.sleep(61)
 """
 
 
+@pytest.mark.long
 def test_a_script_that_hangs_is_ended_with_what_it_held(dry_run_here: Path, null_python: str) -> None:
     """How long torch takes to load is for the machine to say: what has come nowhere in 6 seconds gets longer."""
     (dry_run_here / "script.py").write_text(HANGS)

@@ -160,6 +160,7 @@ print(open("/proc/self/status").read())
 """
 
 
+@pytest.mark.long
 def test_weights_that_are_not_initialized_cost_the_host_nothing(dry_run: Script, dry_run_here: Path) -> None:
     """12 GiB of fp32 weights and 1 GiB of noise."""
     result = dry_run(LARGE, skip_init=True)

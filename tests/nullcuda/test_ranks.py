@@ -118,6 +118,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.long
 def test_one_rank_of_many_runs_alone(dry_run_here: Path, null_python: str) -> None:
     """The script is DDP's of every day, of 64 ranks, and rank 6 the only one: what it gathers is its own word. It
     holds what two ranks of two hold: weights, gradients, buckets of 64 MiB each, the broadcast's copy, two workspaces
