@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz.formats import invoked
+from tests.thinning import quick_every
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs" / "examples"
@@ -52,7 +53,7 @@ def command_of(name: str) -> list[str]:
     return shlex.split(command[1])
 
 
-@pytest.mark.parametrize("name", VERDICTS)
+@pytest.mark.parametrize("name", quick_every(2, VERDICTS))
 def test_its_command_gives_the_answer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     text = (EXAMPLES / name).read_text()

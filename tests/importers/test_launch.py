@@ -73,7 +73,7 @@ WORDS = [
 ]
 
 
-@pytest.mark.parametrize(("words", "lines"), WORDS)
+@pytest.mark.parametrize(("words", "lines"), quick_every(2, WORDS, unpack=True))
 def test_the_words_of_a_command_are_those_of_a_yaml(words: str, lines: str, tmp_path: Path) -> None:
     path = script(tmp_path, f"torchrun --nproc_per_node 4 train.py {SMALL} {words}", zero3_json=json.dumps(ZERO_3))
     yaml = tmp_path / "train.yaml"

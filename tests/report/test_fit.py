@@ -12,7 +12,7 @@ from tests.report.fits import CASES, answer
 Golden = Callable[[str, str], None]
 
 SCREENS = [
-    pytest.param(name, marks=pytest.mark.long if name == "experts" else ())
+    pytest.param(name, marks=pytest.mark.long if name in {"experts", "cost"} else ())
     for name in CASES
     if name not in {"changes", "batch", "none_at_a_price"}
 ]

@@ -55,7 +55,7 @@ LAYOUTS = [
 ]
 
 
-@pytest.mark.parametrize("run", quick_every(4, LAYOUTS), ids=" ".join)
+@pytest.mark.parametrize("run", quick_every(8, LAYOUTS), ids=" ".join)
 def test_forty_lines_are_enough_for_any_layout(run: tuple[str, ...]) -> None:
     for gpu in (None, "h100-80gb", "t4"):
         lines = short(memcalc.estimate(*run, gpu=gpu).replayed)

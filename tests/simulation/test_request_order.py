@@ -87,7 +87,7 @@ MODELS = [("gpt2", "huggingface", "pure"), ("llama", "plain", "amp")]
 
 
 def optimizers() -> list[Any]:
-    """Return every optimizer on both models; quick: every second one that is not slow, on one model in turn.
+    """Return every optimizer on both models; quick: every third one that is not slow, on one model in turn.
 
     tests/step/test_optimizers.py runs all of them.
     """
@@ -96,9 +96,9 @@ def optimizers() -> list[Any]:
         seen = {each for each, _ in quick}, {each for _, each in quick}
         if name not in SLOW and (name not in seen[0] or how not in seen[1]):
             quick[name, how] = len(quick) % len(MODELS)
-    every_second = {*[*quick][::2]}
+    some = {*[*quick][::3]}
     return [
-        pytest.param(*model, *each, marks=() if each in every_second and quick[each] == turn else pytest.mark.long)
+        pytest.param(*model, *each, marks=() if each in some and quick[each] == turn else pytest.mark.long)
         for each in EVERY
         for turn, model in enumerate(MODELS)
     ]

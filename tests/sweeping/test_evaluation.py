@@ -106,7 +106,8 @@ def test_sequences_that_fill_windows_have_tapes_of_their_own(whole: int):
     assert_same("mistral-7b", table, *run)
 
 
-@pytest.mark.parametrize("preset", ["smollm3-3b", pytest.param("command-r7b", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("preset", ["smollm3-3b", "command-r7b"])
 def test_layers_that_turn_nothing_have_tapes_of_their_own(preset: str):
     run = ("implementation=huggingface", "num_layers=5")
     axes: dict[Any, Any] = {

@@ -17,6 +17,7 @@ from tools.real_gpus import near
 from tools.recorded_errors import RECORDINGS
 
 
+@pytest.mark.long
 def test_no_verdict_near_the_memory_of_an_h100_is_wrong() -> None:
     """The run under FSDP2 and tensor parallelism, which ran out of memory with 3.5 GiB more than NCCL leaves, is undecided."""
     verdicts = near()

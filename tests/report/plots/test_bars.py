@@ -75,7 +75,7 @@ def test_an_overlap_is_seen() -> None:
     assert overlapping(texts(figure)) == [("two titles", "over the first")]
 
 
-@pytest.mark.parametrize("name", ["layouts", "changes", "cost"])
+@pytest.mark.parametrize("name", ["layouts", "changes", pytest.param("cost", marks=pytest.mark.long)])
 def test_bars_are_bytes_and_seconds(name: str) -> None:
     found = answer(name)
     memory, other = fit_blocks(found, "bytes")[0].panels
