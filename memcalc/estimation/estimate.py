@@ -133,7 +133,7 @@ def notes(spec: Spec) -> tuple[str, ...]:
     training, parallelism = spec.training, spec.parallelism
     if parallelism.sequence_parallel and parallelism.tensor_parallel == 1:
         found.append("sequence_parallel has no effect without tensor_parallel.")
-    if parallelism.zero_stage and parallelism.data_parallel == 1:
+    if parallelism.zero_stage and parallelism.data_parallel * parallelism.context_parallel == 1:
         found.append(f"zero_stage = {parallelism.zero_stage} shards nothing over data_parallel = 1.")
     if parallelism.engine == "deepspeed" and training.recipe == "mixed-20" and training.gradient_dtype is None:
         how = "only with ZeRO" if parallelism.zero_stage == 0 else "with data_types.grad_accum_dtype: fp32"

@@ -28,7 +28,7 @@ def table_gradient_is_unsharded(spec: Spec) -> bool:
     parallelism = spec.parallelism
     tied = spec.model.tie_word_embeddings and parallelism.pipeline_parallel == 1
     stays = RECIPES[spec.training.recipe].gradients is not None
-    sharded = parallelism.engine == "fsdp2" and parallelism.data_parallel > 1 and not sums_unsharded(spec)
+    sharded = parallelism.engine == "fsdp2" and parallelism.shards > 1 and not sums_unsharded(spec)
     return split_by_dtensor(spec) and stays and not tied and not sharded
 
 

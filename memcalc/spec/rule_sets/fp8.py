@@ -101,7 +101,7 @@ def _options(spec: Spec) -> Iterator[Violation]:
             f"{training.implementation}.",
             "Set fp8_all_gather: false, or fp8: tensorwise and an implementation other than megatron.",
         )
-    elif parallelism.engine != "fsdp2" or parallelism.data_parallel == 1:
+    elif parallelism.engine != "fsdp2" or parallelism.shards == 1:
         yield Violation(
             ("training", "fp8_all_gather"),
             f"fp8_all_gather = true needs FSDP2 on several ranks, but engine = {parallelism.engine} and data_parallel "

@@ -275,7 +275,7 @@ def one_dtype(spec: Spec) -> Iterator[Violation]:
     training, parallelism = spec.training, spec.parallelism
     wide = built_in_fp32(spec.model.architecture) if training.implementation == "huggingface" else ()
     trained = training.finetune == "full" and RECIPES[training.recipe].weights != "fp32"
-    if wide and trained and parallelism.engine == "fsdp2" and parallelism.data_parallel > 1:
+    if wide and trained and parallelism.engine == "fsdp2" and parallelism.shards > 1:
         yield Violation(
             ("training", "recipe"),
             f"recipe = {training.recipe} does not run under FSDP2, which rejects parameters of two dtypes: "
