@@ -31,26 +31,51 @@ _SHARED = frozenset(
     )
 )
 
+# TRL 1.16, trl/trainer/{sft,dpo,reward}_config.py: the trainers that accept a field, where not all do. TRL's programs
+# reject other fields.
+_TRAINERS = ("sft", "dpo", "reward")
+_ACCEPTED_BY = {
+    **dict.fromkeys(
+        (
+            *("packing", "packing_strategy", "eval_packing", "completion_only_loss", "assistant_only_loss"),
+            *("dataset_text_field", "dataset_kwargs", "shuffle_dataset", "max_seq_length"),
+            "loss_type",  # other trainers' losses name their trainer (_trainer_of)
+        ),
+        ("sft",),
+    ),
+    **dict.fromkeys(("chat_template_path", "eos_token"), ("sft", "reward")),
+    **dict.fromkeys(("padding_free", "truncation_mode"), ("sft", "dpo")),
+    "disable_dropout": ("dpo", "reward"),
+    **dict.fromkeys(("max_prompt_length", "ld_alpha", "use_weighting", "discopop_tau", "label_smoothing"), ("dpo",)),
+}
+
 
 def program_of(draft: Draft) -> str:
     """Return the program that runs TrainingArguments: Trainer, or one of TRL's trainers."""
-    fields = draft.given_fields.keys()
     named, by_script = _trainer_of(draft), _trainer_of_script(draft)
     if by_script not in ("", named):
         candidates: tuple[str, ...] = ("trainer", by_script)
-    elif named != "sft" or _ITS_OWN & fields:
-        candidates = (named,)
-    elif _SHARED & fields:
-        candidates = ("trainer", "sft")
     else:
-        candidates = ("trainer",)
+        candidates = (named,) if named else _possible(draft)
     if len(candidates) == 1:
         return str(draft.given(FRAMEWORK) or candidates[0])
     return draft.choose(FRAMEWORK, "the program that runs the file", candidates)
 
 
+def _possible(draft: Draft) -> tuple[str, ...]:
+    """Return the programs that accept all fields of a file that has none of one program alone."""
+    fields = draft.given_fields.keys()
+    if not fields & (_ITS_OWN | _SHARED):
+        return ("trainer",)
+    accept = [_ACCEPTED_BY[name] for name in fields & _ACCEPTED_BY.keys()]
+    trainers = tuple(name for name in _TRAINERS if all(name in names for names in accept)) or ("sft",)
+    if "dpo" in trainers:  # computes pairs, too, and in addition a reference and logits
+        trainers = tuple(name for name in trainers if name != "reward")
+    return trainers if fields & _ITS_OWN else ("trainer", *trainers)
+
+
 def _trainer_of(draft: Draft) -> str:
-    """Return the TRL trainer that has these fields."""
+    """Return the TRL trainer that alone has one of these fields; "" if none has."""
     fields = draft.given_fields
     if _asks(fields, (*_REINFORCED, *_ENGINE)):
         return "grpo"
@@ -60,7 +85,7 @@ def _trainer_of(draft: Draft) -> str:
         return "reward"
     if _asks(fields, _PREFERENCES) or _named_losses(fields) & _PREFERENCE_LOSSES:
         return "dpo"
-    return "sft"
+    return ""
 
 
 def _trainer_of_script(draft: Draft) -> str:
@@ -253,7 +278,7 @@ def note_second_models(draft: Draft) -> None:
     program = str(draft.values.get(FRAMEWORK))
     _note_models_beside_policy(draft, program)
     by_script = _trainer_of_script(draft)
-    if program == "trainer" and by_script:
+    if program == "trainer" and by_script not in ("", "sft"):
         draft.limit(f"what {by_script} training computes", "a step of SFT is counted", holds_memory=True)
     if program in ("kto", "orpo", "ppo") and not any(limit.holds_memory for limit in draft.limits):
         draft.limit(f"what {program} training computes", "a step of SFT is counted", holds_memory=True)
@@ -323,7 +348,7 @@ def place_adapters_in_bf16(draft: Draft, *, in_16_bits: bool = True) -> None:
 REENTRANT_SINCE = {"sft": "0.28"}  # of TRL; other trainers: 1.9
 NAMES_ACTIVATION_CHECKPOINTING = "5.23"  # of transformers
 _CHECKPOINT_OPTIONS = ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs")
-_NAMED = re.compile(r"(?:^|[/_.-])(dpo|ipo|cpo|simpo|kto|orpo|grpo|rloo|ppo|rm|reward)(?:[/_.-]|$)")
+_NAMED = re.compile(r"(?:^|[/_.-])(sft|dpo|ipo|cpo|simpo|kto|orpo|grpo|rloo|ppo|rm|reward)(?:[/_.-]|$)")
 _NAMES = {**dict.fromkeys(("ipo", "cpo", "simpo"), "dpo"), "rloo": "grpo", "rm": "reward"}
 _REINFORCED = frozenset(("num_generations", "reward_funcs", "max_completion_length"))
 _ENGINE = ("use_vllm", "generation_batch_size")

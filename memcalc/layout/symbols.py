@@ -15,7 +15,8 @@ from memcalc.workspaces import round_up
 
 # TRL 1.16 trl/kernels/chunked_logprob.py, TOKEN_CHUNK_SIZE; trl/trainer/utils.py, _CHUNKED_LOGPROB_CHUNK_SIZE
 TILE_ROWS, TILE_COLUMNS = 4096, 32768
-GROUPED = ("d", "F", "h·d_h")  # inputs of linear layers, which fake quantization divides into groups
+# Inputs of linear layers, which fake quantization divides into groups; the hidden size of an MLP has two names.
+GROUPED = ("d", "F", "4·d", "h·d_h")
 LINEAR_CHUNK = 64  # tokens; transformers 5.23 models/qwen3_5/modeling_qwen3_5.py, torch_chunk_gated_delta_rule
 
 PADDED_ROWS = 8  # of torchtitan's groups of rows

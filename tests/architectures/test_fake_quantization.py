@@ -165,3 +165,16 @@ def test_what_is_not_modelled_with_it(tmp_path, words, found) -> None:
 
     with pytest.raises(InputError, match=f"fake_quantization = int8-int4 is not modelled with {found}"):
         load(path, *words)
+
+
+@pytest.mark.parametrize("granularity", ["int8-int4", "int8-int4-by-range"])
+@pytest.mark.parametrize("implementation", ["plain", "huggingface"])
+def test_an_mlp_four_times_as_wide_as_the_model_is_divided_into_groups_too(
+    granularity: str, implementation: str
+) -> None:
+    """Its hidden size is 4·d in formulas."""
+    words = ("num_layers=2", "s=128", "fake_quantization_group=128", "loss=fused", "tie_word_embeddings=false")
+    quantized = (f"fake_quantization={granularity}", f"implementation={implementation}")
+    found = estimate("llama-3.2-1b", *words, *quantized)
+
+    assert found.replayed.ledger.peak_bytes > 0
