@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memcalc.errors import InputError, MemcalcError
+from memcalc.errors import InputError
 from memcalc.files import is_file, read_text
 from memcalc.spec.loading import OpenedConfig, load_opened
 from memcalc.spec.loading import load as load_own
@@ -147,16 +147,17 @@ def _launch(path: Path, fields: Mapping[str, Any]) -> Launch | None:
     return launched(text, str(path.parent), fields, _data)
 
 
-def _peak(config: ImportedConfig, overrides: tuple[str, ...], path: Path) -> int | None:
-    """Return the allocated peak of a config in bytes, from formulas; None if it is invalid, which `load` reports."""
+def _peak(config: ImportedConfig, overrides: tuple[str, ...], path: Path) -> int:
+    """Return the allocated peak of a config in bytes, from formulas.
+
+    Raises:
+        MemcalcError: the config is invalid or not modelled.
+    """
     from memcalc.estimation.transient import peak_bytes
     from memcalc.layout.stages import stages_that_matter
 
-    try:
-        spec = load_opened(_opened(config, overrides, path), parse_overrides(overrides))
-        return max(peak_bytes(spec, stage, None) for stage in stages_that_matter(spec))
-    except MemcalcError:
-        return None
+    spec = load_opened(_opened(config, overrides, path), parse_overrides(overrides))
+    return max(peak_bytes(spec, stage, None) for stage in stages_that_matter(spec))
 
 
 def _fields(overrides: Iterable[str]) -> Mapping[str, Any]:

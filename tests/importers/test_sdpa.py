@@ -67,7 +67,24 @@ def test_a_family_without_a_fused_kernel_rejects_sdpa_as_transformers_does(tmp_p
     path.write_text(FILES["axolotl"].format("google/gemma-2-2b"))
 
     with pytest.raises(InputError, match="gemma2 does not support sdpa"):
-        memcalc.estimate(path)
+        memcalc.estimate(path, "versions.transformers=5.23.0")
+
+
+def test_a_release_that_rejects_the_file_is_not_assumed_but_named(tmp_path: Path) -> None:
+    """Releases before 5.23 support sdpa for Gemma 2. A run with a rejected candidate may need more, so it never fits."""
+    path = tmp_path / "run.yaml"
+    path.write_text(FILES["axolotl"].format("google/gemma-2-2b"))
+    result = memcalc.estimate(path, gpu="h200")
+    versions = result.spec.training.versions
+
+    assert versions is not None
+    assert versions.transformers == "4.57.6"
+    assert [limit.feature for limit in result.spec.origin.limits if limit.holds_memory] == [
+        "5.23.0 as the version of transformers"
+    ]
+    assert result.verdict == "unknown"
+    assert any("gemma2 does not support sdpa" in note for note in result.notes)
+    assert memcalc.estimate(path, "versions.transformers=4.57.6", gpu="h200").verdict == "fits"
 
 
 def test_releases_with_sdpa_for_gemma_2_have_it(tmp_path: Path) -> None:
