@@ -53,22 +53,22 @@ _ACCEPTED_BY = {
 def program_of(draft: Draft) -> str:
     """Return the program that runs TrainingArguments: Trainer, or one of TRL's trainers."""
     named, by_script = _trainer_of(draft), _trainer_of_script(draft)
-    if by_script not in ("", named):
+    if by_script not in ("", "sft", named):
         candidates: tuple[str, ...] = ("trainer", by_script)
     else:
-        candidates = (named,) if named else _possible(draft)
+        candidates = (named,) if named else _possible(draft, ("sft",) if by_script else _TRAINERS)
     if len(candidates) == 1:
         return str(draft.given(FRAMEWORK) or candidates[0])
     return draft.choose(FRAMEWORK, "the program that runs the file", candidates)
 
 
-def _possible(draft: Draft) -> tuple[str, ...]:
-    """Return the programs that accept all fields of a file that has none of one program alone."""
+def _possible(draft: Draft, trainers: tuple[str, ...]) -> tuple[str, ...]:
+    """Return Trainer and those of TRL's trainers that accept all fields of a file that has none of one alone."""
     fields = draft.given_fields.keys()
     if not fields & (_ITS_OWN | _SHARED):
         return ("trainer",)
     accept = [_ACCEPTED_BY[name] for name in fields & _ACCEPTED_BY.keys()]
-    trainers = tuple(name for name in _TRAINERS if all(name in names for names in accept)) or ("sft",)
+    trainers = tuple(name for name in trainers if all(name in names for names in accept)) or ("sft",)
     if "dpo" in trainers:  # computes pairs, too, and in addition a reference and logits
         trainers = tuple(name for name in trainers if name != "reward")
     return trainers if fields & _ITS_OWN else ("trainer", *trainers)
@@ -90,8 +90,11 @@ def _trainer_of(draft: Draft) -> str:
 
 def _trainer_of_script(draft: Draft) -> str:
     """Return the trainer that the name of a script suggests, such as dpo for train_dpo.py; "" if none."""
-    found = _NAMED.search(str(draft.facts.get("program", "")).lower())
-    return "" if found is None else _NAMES.get(found[1], found[1])
+    program = str(draft.facts.get("program", "")).lower()
+    found = _NAMED.search(program)
+    if found is None:
+        return "sft" if _SUPERVISED.search(program) else ""
+    return _NAMES.get(found[1], found[1])
 
 
 def place_trl(draft: Draft, program: str) -> None:
@@ -348,7 +351,8 @@ def place_adapters_in_bf16(draft: Draft, *, in_16_bits: bool = True) -> None:
 REENTRANT_SINCE = {"sft": "0.28"}  # of TRL; other trainers: 1.9
 NAMES_ACTIVATION_CHECKPOINTING = "5.23"  # of transformers
 _CHECKPOINT_OPTIONS = ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs")
-_NAMED = re.compile(r"(?:^|[/_.-])(sft|dpo|ipo|cpo|simpo|kto|orpo|grpo|rloo|ppo|rm|reward)(?:[/_.-]|$)")
+_NAMED = re.compile(r"(?:^|[/_.-])(dpo|ipo|cpo|simpo|kto|orpo|grpo|rloo|ppo|rm|reward)(?:[/_.-]|$)")
+_SUPERVISED = re.compile(r"(?:^|[/_.-])(sft|supervised|fine_?tun\w*|pre_?train\w*|clm)(?:[/_.-]|$)")
 _NAMES = {**dict.fromkeys(("ipo", "cpo", "simpo"), "dpo"), "rloo": "grpo", "rm": "reward"}
 _REINFORCED = frozenset(("num_generations", "reward_funcs", "max_completion_length"))
 _ENGINE = ("use_vllm", "generation_batch_size")

@@ -70,13 +70,34 @@ def test_a_file_that_dpo_may_run_has_its_reference(tmp_path: Path) -> None:
     assert "training.framework" not in {each.field for each in named.origin.assumptions}
 
 
-def test_a_script_named_after_its_program_needs_no_more_candidates(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("script", "programs"),
+    [
+        ("sft.py", ("trainer", "sft")),
+        ("supervised_finetuning.py", ("trainer", "sft")),
+        ("examples/finetune_lora.py", ("trainer", "sft")),
+        ("run_clm.py", ("trainer", "sft")),
+        ("train.py", ("trainer", "sft", "dpo")),
+        ("train_dpo.py", ("trainer", "dpo")),
+        ("sft_then_dpo.py", ("trainer", "dpo")),
+    ],
+)
+def test_the_name_of_a_script_is_evidence_too(script: str, programs: tuple[str, ...], tmp_path: Path) -> None:
     path = tmp_path / "run.sh"
     path.write_text(
-        "accelerate launch scripts/sft.py --model_name_or_path meta-llama/Llama-3.2-1B --max_length 512 --bf16 true "
+        f"accelerate launch {script} --model_name_or_path meta-llama/Llama-3.2-1B --max_length 512 --bf16 true "
         "--per_device_train_batch_size 2 --dataset_name data --output_dir out\n"
     )
     imported = import_file(path, ONE_RELEASE)
     assert imported is not None
     (question,) = (each for each in imported.questions if each.field == "training.framework")
-    assert question.candidates == ("trainer", "sft")
+    assert question.candidates == programs
+
+
+def test_fields_of_a_program_count_more_than_a_scripts_name(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(
+        "accelerate launch finetune.py --model_name_or_path meta-llama/Llama-3.2-1B --max_length 512 --beta 0.1 "
+        "--per_device_train_batch_size 2 --bf16 true --output_dir out\n"
+    )
+    assert load(path, ONE_RELEASE).training.framework == "dpo"
