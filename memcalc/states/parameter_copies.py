@@ -32,8 +32,9 @@ class ShardCounts(NamedTuple):
         return self.expert_ranks if parameter.routed else self.ranks
 
     def axis(self, parameter: LocalParameter) -> int:
-        """Return the axis that FSDP2 shards."""
-        return int(self.expert_units and parameter.routed and self.expert_ranks > parameter.shape[0])
+        """Return the axis that FSDP2 shards; 0 for scalars, such as the factor of an Adafactor step."""
+        splits_rows = self.expert_units and parameter.routed and len(parameter.shape) > 1
+        return int(splits_rows and self.expert_ranks > parameter.shape[0])
 
     def shape(self, parameter: LocalParameter) -> tuple[int, ...]:
         """Return the shape of one rank's shard of a parameter."""

@@ -60,6 +60,7 @@ def drawn(lot: random.Random) -> Spec | None:
         "gradient_clipping=1.0": 0.2,
         f"bucket_cap_mb={lot.choice([1, 100])}": 0.2,
         "evaluation_batch_size=3": 0.1,
+        f"expert_parallel={lot.choice([2, 4])}": 0.15,
     }
     words += [word for word, share in optional.items() if lot.random() < share]
     try:
