@@ -28,12 +28,14 @@ class _ResolvedDraft(NamedTuple):
         peak_bytes: its allocated peak per GPU.
         moved: for each open question the assumed candidate, the one with the smallest peak, and the difference.
         rejected: candidates with which the run is invalid or not modelled, each with the error.
+        others: for each question, the configurations with the largest peak of the candidates that are not assumed.
     """
 
     imported: ImportedConfig
     peak_bytes: int
     moved: tuple[tuple[OpenQuestion, str, str, int], ...]
     rejected: tuple[tuple[OpenQuestion, str, MemcalcError], ...] = ()
+    others: tuple[ImportedConfig, ...] = ()
 
 
 def settle(read: Callable[[Answers], ImportedConfig], peak: Callable[[ImportedConfig], int]) -> ImportedConfig:
@@ -89,6 +91,7 @@ def settle(read: Callable[[Answers], ImportedConfig], peak: Callable[[ImportedCo
         return known[taken]._replace(
             moved=(*known[taken].moved, (question, taken, least, moved)),
             rejected=(*known[taken].rejected, *rejected),
+            others=(*known[taken].others, *(each.imported for name, each in known.items() if name != taken)),
         )
 
     try:
@@ -110,7 +113,8 @@ def _imported(found: _ResolvedDraft) -> ImportedConfig:
         problem = error.problem if isinstance(error, InputError) else str(error)
         setting = question.field.partition(".")[2]
         notes.append(f"not modelled: {candidate} as {question.description}: {problem} Set the field: --set {setting}=.")
-    return replace(found.imported, assumptions=assumptions, limits=tuple(limits), notes=tuple(notes))
+    others = tuple({repr(each.blocks): each for each in found.others}.values())
+    return replace(found.imported, assumptions=assumptions, limits=tuple(limits), notes=tuple(notes), others=others)
 
 
 def _largest(peaks: Mapping[str, int]) -> str:

@@ -47,6 +47,7 @@ class ImportedConfig:
         questions: what the file leaves open.
         assumptions: assumed answers to these questions that change the peak.
         unknown_model: name of the file's model, if memcalc does not know it.
+        others: the configurations with other answers, the largest of each candidate that is not assumed.
     """
 
     framework: FileFormat
@@ -64,6 +65,7 @@ class ImportedConfig:
     questions: tuple[OpenQuestion, ...] = ()
     assumptions: tuple[Assumption, ...] = ()
     unknown_model: str = ""
+    others: tuple[ImportedConfig, ...] = ()
 
     def origin(self) -> Origin:
         """The origin of a run that is loaded from this file."""

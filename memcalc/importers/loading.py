@@ -13,6 +13,7 @@ from memcalc.spec.loading import OpenedConfig, load_opened
 from memcalc.spec.loading import load as load_own
 from memcalc.spec.loading import open_source as open_own
 from memcalc.spec.model_families.field_types import shown
+from memcalc.spec.origin import OtherCandidates
 from memcalc.spec.overrides import parse_overrides
 from memcalc.spec.reading import MODEL_CONFIG, STANDARD_INPUT, names_hub_id, standard_input
 from memcalc.spec.rule_sets.run import check_rules
@@ -62,9 +63,12 @@ def load(
             return spec
         return spec.with_origin(spec.origin.joined(lists.origin()))
     path = _path(source)
-    read = _opened(config, overrides, path)
+    changes = parse_overrides(overrides)
+    read = [_opened(each, overrides, path) for each in (config, *config.others)]
     try:
-        return load_opened(read, parse_overrides(overrides), gpu=gpu, check=check)
+        spec, *others = (load_opened(each, changes, gpu=gpu, check=check) for each in read)
+        distinct = {each.blocks: each for each in others if each.blocks != spec.blocks}
+        return spec.with_origin(spec.origin._replace(others=OtherCandidates(spec.blocks, tuple(distinct.values()))))
     except InputError as error:
         where = error.location.removeprefix("configuration").lstrip(": ")
         if config.name:  # of a hub id, which the error names itself

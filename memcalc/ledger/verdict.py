@@ -33,6 +33,7 @@ class Interval(NamedTuple):
     high_bytes: int  # upper end of the range
     errors: RecordedErrors  # of these recorded runs
     is_late: bool = False  # whether the upper end is that of a replay with late CUDA streams, which reserves more
+    of_candidates: bool = False  # whether the upper end is that of another candidate of an open choice
 
 
 @dataclass(frozen=True, slots=True)

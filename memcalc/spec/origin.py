@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memcalc.spec.limits import Limit
+
+if TYPE_CHECKING:
+    from memcalc.spec.spec import Spec
 
 
 class Assumption(NamedTuple):
@@ -28,6 +31,13 @@ class Assumption(NamedTuple):
         return self.moved_bytes / self.peak_bytes if self.peak_bytes else 0.0
 
 
+class OtherCandidates(NamedTuple):
+    """The runs that a file also describes: of each open choice, the largest run with each candidate not assumed."""
+
+    of: tuple[Any, ...]  # the blocks of the run that is assumed; a run with changed blocks has other candidates
+    specs: tuple[Spec, ...]
+
+
 class Origin(NamedTuple):
     """Information on a run other than its fields."""
 
@@ -35,6 +45,7 @@ class Origin(NamedTuple):
     notes: tuple[str, ...] = ()  # how another framework's file was read, for the reader of a result
     limits: tuple[Limit, ...] = ()  # requests of another framework's file that the estimate does not model
     assumptions: tuple[Assumption, ...] = ()  # open choices, the largest difference first
+    others: OtherCandidates | None = None  # the runs with other answers to open choices
 
     def joined(self, later: Origin) -> Origin:
         """Return both origins combined, this one's notes and limits first; the later one's program takes precedence."""
@@ -43,4 +54,5 @@ class Origin(NamedTuple):
             (*self.notes, *later.notes),
             (*self.limits, *later.limits),
             (*self.assumptions, *later.assumptions),
+            self.others or later.others,
         )

@@ -39,6 +39,11 @@ class Spec(ConfigBlock):
         return self.model_copy(update={"training": self.training.model_copy(update=fields)})
 
     @property
+    def blocks(self) -> tuple[object, ...]:
+        """All that decides memory: without the name and the origin."""
+        return self.model, self.training, self.parallelism, self.hardware, self.inference
+
+    @property
     def origin(self) -> Origin:
         """Origin of the run: its program, how its file was read, what the file leaves open."""
         return self._origin

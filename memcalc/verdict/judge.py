@@ -211,10 +211,12 @@ def size_against(spec: Spec, limit: int) -> Result:
 
 
 def as_assumed(verdict: Verdict, spec: Spec) -> Verdict:
-    """Return the verdict of a run with open values: unknown, not does-not-fit, if another candidate may fit.
+    """Return the verdict of a run with open values: unknown if candidates may have different answers.
 
-    The candidate with the largest peak is counted, so a run that fits does so with every candidate.
+    The candidate with the largest allocated peak is counted. Another one may reserve more.
     """
+    if verdict.answer == "fits":
+        return _with_other_candidates(verdict, spec)
     moved = max((each.moved_bytes for each in spec.origin.assumptions), default=0)
     least = max(verdict.least_bytes - moved, 0)
     if verdict.overcounted:
@@ -222,6 +224,20 @@ def as_assumed(verdict: Verdict, spec: Spec) -> Verdict:
     if verdict.answer != "does-not-fit" or verdict.needed_bytes - moved > verdict.limit_bytes:
         return verdict
     return replace(verdict, answer="unknown", least_bytes=least, assumed=True)
+
+
+def _with_other_candidates(verdict: Verdict, spec: Spec) -> Verdict:
+    """Return the verdict of a run that fits: unknown if it may not fit with another candidate."""
+    others, limit, most = spec.origin.others, verdict.limit_bytes, 0
+    for other in others.specs if others is not None and others.of == spec.blocks else ():
+        if recorded_need(other, other.gpu, allocated_bytes(other, other.gpu)).high_bytes > limit:
+            found = judge(other, limit)
+            if found.answer != "fits":
+                most = max(most, found.needed_bytes if found.interval is None else found.interval.high_bytes)
+    if not most or verdict.interval is None:
+        return verdict
+    interval = verdict.interval._replace(high_bytes=max(most, verdict.interval.high_bytes), of_candidates=True)
+    return replace(verdict, answer="unknown", interval=interval)
 
 
 def _with_largest(result: Result) -> Result:

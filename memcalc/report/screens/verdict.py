@@ -211,12 +211,14 @@ def error_bars(result: Sizing, unit: Unit) -> str:
     interval = result.interval
     if interval is None:
         return ""
-    low, high, errors, is_late = interval
+    low, high, errors, is_late, of_candidates = interval
     span = f"{format_bytes(low, unit)} to {format_bytes(high, unit)}"
     if holding_memory(result.limits):
         span += " for the modelled part"
     if _varies(result) and errors.replayed:
         span += " in several orders of batch lengths"
+    if of_candidates:
+        span += ", with another value than is assumed above"
     if is_late:
         span += ", from CUDA streams that are on time to late ones"
     if isinstance(result, Result) and result.headline.outside.communication_library:
