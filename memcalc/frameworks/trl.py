@@ -47,6 +47,7 @@ _ACCEPTED_BY = {
     **dict.fromkeys(("padding_free", "truncation_mode"), ("sft", "dpo")),
     "disable_dropout": ("dpo", "reward"),
     **dict.fromkeys(("max_prompt_length", "ld_alpha", "use_weighting", "discopop_tau", "label_smoothing"), ("dpo",)),
+    **dict.fromkeys(("block_size", "model_max_length"), ()),  # of scripts around Trainer
 }
 
 
@@ -68,10 +69,10 @@ def _possible(draft: Draft, trainers: tuple[str, ...]) -> tuple[str, ...]:
     if not fields & (_ITS_OWN | _SHARED):
         return ("trainer",)
     accept = [_ACCEPTED_BY[name] for name in fields & _ACCEPTED_BY.keys()]
-    trainers = tuple(name for name in trainers if all(name in names for names in accept)) or ("sft",)
+    trainers = tuple(name for name in trainers if all(name in names for names in accept))
     if "dpo" in trainers:  # computes pairs, too, and in addition a reference and logits
         trainers = tuple(name for name in trainers if name != "reward")
-    return trainers if fields & _ITS_OWN else ("trainer", *trainers)
+    return trainers if trainers and fields & _ITS_OWN else ("trainer", *trainers)
 
 
 def _trainer_of(draft: Draft) -> str:

@@ -31,6 +31,8 @@ def candidates(tmp_path: Path, fields: str) -> tuple[str, ...]:
     ("fields", "programs"),
     [
         ("block_size: 512\n", ("trainer",)),
+        ("block_size: 512\ndataset_name: data\n", ("trainer",)),  # TRL rejects block_size
+        ("model_max_length: 512\nuse_peft: true\n", ("trainer",)),
         ("max_length: 512\ndataset_name: data\n", ("trainer", "sft", "dpo")),
         ("max_seq_length: 512\ndataset_name: data\n", ("trainer", "sft")),
         ("max_length: 512\ndataset_text_field: text\n", ("trainer", "sft")),
