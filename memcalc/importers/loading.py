@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memcalc.errors import InputError
+from memcalc.errors import InputError, MemcalcError
 from memcalc.files import is_file, read_text
 from memcalc.spec.loading import OpenedConfig, load_opened
 from memcalc.spec.loading import load as load_own
@@ -64,16 +65,21 @@ def load(
         return spec.with_origin(spec.origin.joined(lists.origin()))
     path = _path(source)
     changes = parse_overrides(overrides)
-    read = [_opened(each, overrides, path) for each in (config, *config.others)]
+    read = _opened(config, overrides, path)
     try:
-        spec, *others = (load_opened(each, changes, gpu=gpu, check=check) for each in read)
-        distinct = {each.blocks: each for each in others if each.blocks != spec.blocks}
-        return spec.with_origin(spec.origin._replace(others=OtherCandidates(spec.blocks, tuple(distinct.values()))))
+        spec = load_opened(read, changes, gpu=gpu, check=check)
     except InputError as error:
         where = error.location.removeprefix("configuration").lstrip(": ")
         if config.name:  # of a hub id, which the error names itself
             raise InputError(error.problem, error.remedy, where.removeprefix("hf_config").lstrip(": ")) from None
         raise InputError(error.problem, error.remedy, f"{path}: {where}" if where else str(path)) from None
+    others: dict[tuple[object, ...], Spec] = {}
+    for each in config.others:
+        with suppress(MemcalcError):  # valid without the GPU, but not with it
+            other = load_opened(_opened(each, overrides, path), changes, gpu=gpu)
+            others[other.blocks] = other
+    others.pop(spec.blocks, None)
+    return spec.with_origin(spec.origin._replace(others=OtherCandidates(spec.blocks, tuple(others.values()))))
 
 
 def opened(source: Spec | str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> OpenedConfig:
