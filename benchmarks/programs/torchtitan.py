@@ -77,6 +77,33 @@ def draw_program(draw: Draw) -> Program:
     )
 
 
+def tables_of(
+    model: tuple[str, str, str],
+    *,
+    batch: int,
+    length: int,
+    parallelism: Mapping[str, Any],
+    checkpointing: Mapping[str, Any],
+) -> dict[str, dict[str, Any]]:
+    """The tables of a job that pretrains a model (name, flavor, hub id of its tokenizer) on short documents."""
+    name, flavor, assets = model
+    return {
+        "model": {"name": name, "flavor": flavor, "hf_assets_path": f"./{assets}"},
+        "optimizer": {"name": "AdamW", "lr": 3e-4},
+        "training": {
+            "local_batch_size": batch,
+            "seq_len": length,
+            "steps": 1000,
+            "dataset": "c4_test",
+            "dataset_path": "data",
+        },
+        "parallelism": dict(parallelism),
+        "checkpoint": {"enable": False},
+        "activation_checkpoint": dict(checkpointing),
+        "compile": {"enable": False},
+    }
+
+
 def written_toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
     """A user's TOML file."""
     lines = []
@@ -102,36 +129,27 @@ FLOAT8: tuple[Mapping[str, Any], ...] = (
 def draw_float8_program(draw: Draw) -> Program:
     """A program of Llama with torchao's FP8 layers, which DTensor splits."""
     flavor, gpus = draw.of("flavor", (("8B", 16), ("8B", 32), ("70B", 64)))
-    tables: dict[str, dict[str, Any]] = {
-        "model": {
-            "name": "llama3",
-            "flavor": flavor,
-            "hf_assets_path": "./meta-llama/Llama-3.1-8B",
-            "converters": ["quantize.linear.float8"],
-        },
-        "quantize.linear.float8": {
-            **draw.of("float8", FLOAT8),
-            "filter_fqns": draw.of("filter", (["output"], ["output", "attention.wk", "attention.wv"])),
-        },
-        "optimizer": {"name": "AdamW", "lr": 3e-4},
-        "training": {
-            "local_batch_size": draw.of("batch", (1, 2, 1)),
-            "seq_len": draw.of("length", (4096, 8192, 2048)),
-            "steps": 1000,
-            "dataset": "c4_test",
-            "dataset_path": "data",
-        },
-        "parallelism": {
+    tables = tables_of(
+        ("llama3", flavor, "meta-llama/Llama-3.1-8B"),
+        batch=draw.of("batch", (1, 2, 1)),
+        length=draw.of("length", (4096, 8192, 2048)),
+        parallelism={
             "data_parallel_shard_degree": -1,
             "tensor_parallel_degree": draw.of("tensor parallel", (2, 4, 8)),
             "fsdp_reshard_after_forward": draw.of("reshard", ("default", "default", "never")),
         },
-        "checkpoint": {"enable": False},
-        "activation_checkpoint": dict(draw.of("checkpointing", CHECKPOINTING)),
-        "compile": {"enable": False},
+        checkpointing=draw.of("checkpointing", CHECKPOINTING),
+    )
+    quantized = {
+        "model": {**tables.pop("model"), "converters": ["quantize.linear.float8"]},
+        "quantize.linear.float8": {
+            **draw.of("float8", FLOAT8),
+            "filter_fqns": draw.of("filter", (["output"], ["output", "attention.wk", "attention.wv"])),
+        },
+        **tables,
     }
     return Program(
-        files={FILE: written_toml(tables)},
+        files={FILE: written_toml(quantized)},
         command=f"{draw.of('launch', LAUNCHES)}python -m torchtitan.train --job.config_file ./{FILE}",
         card=draw.of("card", ("h100-80gb", "h200", "h100-80gb")),
         gpus=8,
@@ -150,17 +168,11 @@ def draw_pipeline(draw: Draw) -> Program:
     """A program in pipeline stages, of which every rank runs: they agree on the shapes of what they send."""
     gpus, stages, tensor = draw.of("layout", LAYOUTS)
     name, flavor, assets = draw.of("model", MODELS[:3])
-    tables: dict[str, dict[str, Any]] = {
-        "model": {"name": name, "flavor": flavor, "hf_assets_path": f"./{assets}"},
-        "optimizer": {"name": "AdamW", "lr": 3e-4},
-        "training": {
-            "local_batch_size": stages * draw.of("batch", (1, 2, 2, 3)),
-            "seq_len": draw.of("length", (2048, 4096, 1024)),
-            "steps": 1000,
-            "dataset": "c4_test",
-            "dataset_path": "data",
-        },
-        "parallelism": {
+    tables = tables_of(
+        (name, flavor, assets),
+        batch=stages * draw.of("batch", (1, 2, 2, 3)),
+        length=draw.of("length", (2048, 4096, 1024)),
+        parallelism={
             "data_parallel_shard_degree": -1,
             "tensor_parallel_degree": tensor if name == "llama3" else 1,
             "pipeline_parallel_degree": stages,
@@ -168,10 +180,8 @@ def draw_pipeline(draw: Draw) -> Program:
             "pipeline_parallel_microbatch_size": 1,
             "fsdp_reshard_after_forward": draw.of("reshard", ("default", "default", "always", "never")),
         },
-        "checkpoint": {"enable": False},
-        "activation_checkpoint": dict(draw.of("checkpointing", CHECKPOINTING)),
-        "compile": {"enable": False},
-    }
+        checkpointing=draw.of("checkpointing", CHECKPOINTING),
+    )
     launch = f"{draw.of('launch', LAUNCHES)}torchrun --nproc_per_node={gpus} -m torchtitan.train"
     return Program(
         files={FILE: written_toml(tables)},
@@ -194,25 +204,17 @@ def draw_unsharded(draw: Draw) -> Program:
     gpus, tensor = draw.of("layout", WITHOUT_FSDP)
     name, flavor, assets = draw.of("model", MODELS[:3])
     tensor = tensor if name == "llama3" else 1
-    tables: dict[str, dict[str, Any]] = {
-        "model": {"name": name, "flavor": flavor, "hf_assets_path": f"./{assets}"},
-        "optimizer": {"name": "AdamW", "lr": 3e-4},
-        "training": {
-            "local_batch_size": draw.of("batch", (1, 2, 1, 3)),
-            "seq_len": draw.of("length", (2048, 4096, 1024)),
-            "steps": 1000,
-            "dataset": "c4_test",
-            "dataset_path": "data",
-        },
-        "parallelism": {
+    tables = tables_of(
+        (name, flavor, assets),
+        batch=draw.of("batch", (1, 2, 1, 3)),
+        length=draw.of("length", (2048, 4096, 1024)),
+        parallelism={
             "data_parallel_replicate_degree": gpus // tensor,
             "data_parallel_shard_degree": 1,
             "tensor_parallel_degree": tensor,
         },
-        "checkpoint": {"enable": False},
-        "activation_checkpoint": dict(draw.of("checkpointing", CHECKPOINTING)),
-        "compile": {"enable": False},
-    }
+        checkpointing=draw.of("checkpointing", CHECKPOINTING),
+    )
     return Program(
         files={FILE: written_toml(tables)},
         command=f"{draw.of('launch', LAUNCHES)}python -m torchtitan.train --job.config_file ./{FILE}",
@@ -234,27 +236,19 @@ def draw_context(draw: Draw) -> Program:
     gpus, ring, tensor = draw.of("layout", CONTEXTS)
     name, flavor, assets = draw.of("model", MODELS[:3])
     tensor = tensor if name == "llama3" else 1
-    tables: dict[str, dict[str, Any]] = {
-        "model": {"name": name, "flavor": flavor, "hf_assets_path": f"./{assets}"},
-        "optimizer": {"name": "AdamW", "lr": 3e-4},
-        "training": {
-            "local_batch_size": draw.of("batch", (1, 2, 1)),
-            "seq_len": draw.of("length", (8192, 16384, 32768, 16384)),
-            "steps": 1000,
-            "dataset": "c4_test",
-            "dataset_path": "data",
-        },
-        "parallelism": {
+    tables = tables_of(
+        (name, flavor, assets),
+        batch=draw.of("batch", (1, 2, 1)),
+        length=draw.of("length", (8192, 16384, 32768, 16384)),
+        parallelism={
             "data_parallel_shard_degree": -1,
             "tensor_parallel_degree": tensor,
             "context_parallel_degree": ring,
             "context_parallel_rotate_method": draw.of("method", ("allgather", "alltoall")),
             "fsdp_reshard_after_forward": draw.of("reshard", ("default", "default", "never")),
         },
-        "checkpoint": {"enable": False},
-        "activation_checkpoint": dict(draw.of("checkpointing", CHECKPOINTING)),
-        "compile": {"enable": False},
-    }
+        checkpointing=draw.of("checkpointing", CHECKPOINTING),
+    )
     return Program(
         files={FILE: written_toml(tables)},
         command=f"{draw.of('launch', LAUNCHES)}python -m torchtitan.train --job.config_file ./{FILE}",
@@ -335,21 +329,14 @@ def draw_experts(draw: Draw) -> Program:
     # Experts that are a unit of FSDP2 inside a checkpoint by operator end with an error in torch 2.13.
     checkpointing = CHECKPOINTING[1:] if split.expert > 1 else CHECKPOINTING
     assets = "meta-llama/Llama-3.1-8B"
-    tables: dict[str, dict[str, Any]] = {
-        "model": {"name": name, "flavor": flavor, "hf_assets_path": f"./{assets}"},
-        "optimizer": {"name": "AdamW", "lr": 3e-4, "eps": 1e-8},
-        "training": {
-            "local_batch_size": draw.of("batch", (1, 2, 1)),
-            "seq_len": draw.of("length", (2048, 4096, 2048, 1024)),
-            "steps": 1000,
-            "dataset": "c4_test",
-            "dataset_path": "data",
-        },
-        "parallelism": parallelism,
-        "checkpoint": {"enable": False},
-        "activation_checkpoint": dict(draw.of(f"checkpointing of {len(checkpointing)}", checkpointing)),
-        "compile": {"enable": False},
-    }
+    tables = tables_of(
+        (name, flavor, assets),
+        batch=draw.of("batch", (1, 2, 1)),
+        length=draw.of("length", (2048, 4096, 2048, 1024)),
+        parallelism=parallelism,
+        checkpointing=draw.of(f"checkpointing of {len(checkpointing)}", checkpointing),
+    )
+    tables["optimizer"]["eps"] = 1e-8
     return Program(
         files={FILE: written_toml(tables)},
         command=f"{draw.of('launch', LAUNCHES)}python -m torchtitan.train --job.config_file ./{FILE}",
