@@ -57,14 +57,17 @@ def program_of(draft: Draft) -> str:
     if by_script not in ("", "sft", named):
         candidates: tuple[str, ...] = ("trainer", by_script)
     else:
-        candidates = (named,) if named else _possible(draft, ("sft",) if by_script else _TRAINERS)
+        candidates = (named,) if named else _possible(draft, ("sft",) if by_script == "sft" else _TRAINERS)
     if len(candidates) == 1:
         return str(draft.given(FRAMEWORK) or candidates[0])
     return draft.choose(FRAMEWORK, "the program that runs the file", candidates)
 
 
 def _possible(draft: Draft, trainers: tuple[str, ...]) -> tuple[str, ...]:
-    """Return Trainer and those of TRL's trainers that accept all fields of a file that has none of one alone."""
+    """Return the programs that may run a file without a field of one TRL trainer alone.
+
+    These are Trainer, unless a field is TRL's only, and each of TRL's `trainers` that accepts all fields.
+    """
     fields = draft.given_fields.keys()
     if not fields & (_ITS_OWN | _SHARED):
         return ("trainer",)

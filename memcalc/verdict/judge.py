@@ -234,8 +234,9 @@ def _with_other_candidates(verdict: Verdict, spec: Spec) -> Verdict:
             found = judge(other, limit)
             if found.answer != "fits":
                 most = max(most, found.needed_bytes if found.interval is None else found.interval.high_bytes)
-    if not most or verdict.interval is None:
+    if not most:
         return verdict
+    assert verdict.interval is not None  # bounds alone never decide that a run fits
     interval = verdict.interval._replace(high_bytes=max(most, verdict.interval.high_bytes), of_candidates=True)
     return replace(verdict, answer="unknown", interval=interval)
 

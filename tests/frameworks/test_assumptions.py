@@ -9,8 +9,10 @@ import pytest
 
 import memcalc
 from memcalc.frameworks.releases import RELEASES
+from memcalc.report.screens.verdict import assumed, error_bars, verdict
 from memcalc.spec.origin import Assumption
 from memcalc.spec.programs import number
+from memcalc.verdict.judge import size
 
 FILE = """\
 model_name_or_path: meta-llama/Llama-3.2-1B
@@ -18,6 +20,7 @@ per_device_train_batch_size: 2
 max_seq_length: 2048
 bf16: true
 """
+GIB = 2**30
 SETTLED = ("framework=sft", "versions.trl=v1.16.0", "versions.transformers=v5.23.0", "padding_mask=none")
 
 
@@ -84,8 +87,6 @@ def test_a_version_that_yaml_reads_as_a_number_is_refused(tmp_path: Path) -> Non
 
 
 def test_small_shares_stay_out_of_the_headline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from memcalc.report.screens.verdict import assumed
-
     result = memcalc.estimate(spec_of(tmp_path, FILE))
     sentence = assumed(result, "GiB")
     assert "the program that runs the file: trainer" in sentence
@@ -193,7 +194,21 @@ def test_a_run_fits_only_if_it_does_with_other_candidates_too(
     assert found.status == answer
 
 
-def test_the_interval_has_the_other_candidates(tmp_path: Path) -> None:
+def test_the_headline_has_the_interval_of_the_other_candidates(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, RESERVES_MORE, "gpu=h200")
+    enough, limited = size(spec, 29 * GIB), size(spec, 26 * GIB)
+
+    assert error_bars(enough, "GiB").startswith("Interval: 24.90 GiB to 25.29 GiB in several orders of batch lengths, ")
+    assert verdict(limited, "GiB") == (
+        "CANNOT SAY: needs at least 24.90 GiB, probably 24.90 GiB to 27.56 GiB, of 26.00 GiB allowed. "
+        "It fits with the assumed values, but may not with others."
+    )
+    assert "27.56 GiB in several orders of batch lengths, with other values than the assumed ones, " in error_bars(
+        limited, "GiB"
+    )
+
+
+def test_other_candidates_are_of_one_run(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, RESERVES_MORE)
     assert spec.origin.others is not None
     assert spec.origin.others.of == spec.blocks

@@ -152,8 +152,10 @@ def verdict(result: Sizing, unit: Unit) -> str:
         if missing or interval is None:
             return f"CANNOT SAY: needs at least {least} of {usable}.{without}"
         low, high = format_bytes(interval.low_bytes, unit), format_bytes(interval.high_bytes, unit)
-        order = " Batches of different lengths fragment memory: their order decides." if _varies(result) else ""
-        return f"CANNOT SAY: needs at least {least}, probably {low} to {high}, of {usable}.{order}"
+        why = " Batches of different lengths fragment memory: their order decides." if _varies(result) else ""
+        if interval.of_candidates:
+            why = " It fits with the assumed values, but may not with others."
+        return f"CANNOT SAY: needs at least {least}, probably {low} to {high}, of {usable}.{why}"
     needed, _ = needed_bytes(result)
     needs, headroom = format_bytes(needed, unit) + _counted_as(result), decision.limit_bytes - needed
     if decision.answer == "fits":
@@ -218,7 +220,7 @@ def error_bars(result: Sizing, unit: Unit) -> str:
     if _varies(result) and errors.replayed:
         span += " in several orders of batch lengths"
     if of_candidates:
-        span += ", with another value than is assumed above"
+        span += ", with other values than the assumed ones"
     if is_late:
         span += ", from CUDA streams that are on time to late ones"
     if isinstance(result, Result) and result.headline.outside.communication_library:
