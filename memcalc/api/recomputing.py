@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from memcalc.api.sources import Source, load
+from memcalc.api.sources import Source, assignments, run_of
 from memcalc.progress import Progress, silent
-from memcalc.spec.rule_sets.inference import of_training
 
 if TYPE_CHECKING:
     from memcalc.recomputation.chain_file import ChainPlanning
@@ -50,9 +49,9 @@ def recompute(
     from memcalc.units import parse_bytes
 
     limit = parse_bytes(budget) if isinstance(budget, str) else budget
-    spec = of_training(load(source, *overrides, gpu=gpu, **fields), "recompute")
+    run = run_of(source, *overrides, *assignments(fields), verb="recompute", gpu=gpu)
     link = round(host_gb_per_second * 10**9)
-    return plan_recompute(spec, limit, strategy, maximize=maximize, host_bytes_per_second=link, progress=progress)
+    return plan_recompute(run, limit, strategy, maximize=maximize, host_bytes_per_second=link, progress=progress)
 
 
 def describes_chain(path: str) -> bool:

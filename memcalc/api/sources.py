@@ -76,25 +76,22 @@ def run_of(source: Source, *overrides: str, verb: str, gpu: str | None = None, g
     from memcalc.importers.loading import import_file, opened
     from memcalc.spec.loading import load_opened
     from memcalc.spec.overrides import parse_overrides
-    from memcalc.spec.yaml_source import Path as Place
     from memcalc.suggestions.run_overrides import UserRun
 
     implied = () if gpus is None else _replicas(source, overrides, gpus)
     words = (*overrides, *implied)
-    foreign = not isinstance(source, Spec | Mapping) and import_file(source, words) is not None
-    # The meaning of another framework's file depends on the fields that are set in addition.
-    known = {frozenset[Place](): opened(source, words)}
+    is_imported = not isinstance(source, Spec | Mapping) and import_file(source, words) is not None
+    known = None if is_imported else opened(source, words)
 
     def changed(more: Sequence[str]) -> Spec:
-        own, further = parse_overrides(words), parse_overrides(more)
+        further = parse_overrides(more)
         gpu_spec = None if ("hardware", "gpu") in further else gpu
-        names = frozenset(further if foreign else ())
-        if names not in known:
-            known[names] = opened(source, (*words, *more))
-        return load_opened(known[names], own | further, gpu=gpu_spec)
+        if known is None:  # what the file means depends on the values that are set in addition
+            return load(source, *words, *more, gpu=gpu_spec)
+        return load_opened(known, parse_overrides(words) | further, gpu=gpu_spec)
 
     spec = changed(()) if str(source) == "-" else load(source, *words, gpu=gpu)
-    return UserRun(of_training(spec, verb), changed, implied)
+    return UserRun(of_training(spec, verb), changed, implied, is_imported)
 
 
 def _replicas(source: Source, overrides: tuple[str, ...], gpus: int) -> tuple[str, ...]:

@@ -74,9 +74,9 @@ def load(
             raise InputError(error.problem, error.remedy, where.removeprefix("hf_config").lstrip(": ")) from None
         raise InputError(error.problem, error.remedy, f"{path}: {where}" if where else str(path)) from None
     others: dict[tuple[object, ...], Spec] = {}
-    for each in config.others:
+    for each in read.others:
         with suppress(MemcalcError):  # valid without the GPU, but not with it
-            other = load_opened(_opened(each, overrides, path), changes, gpu=gpu)
+            other = load_opened(each, changes, gpu=gpu)
             others[other.blocks] = other
     others.pop(spec.blocks, None)
     return spec.with_origin(spec.origin._replace(others=OtherCandidates(spec.blocks, tuple(others.values()))))
@@ -104,7 +104,11 @@ def _opened(config: ImportedConfig, overrides: tuple[str, ...], path: Path) -> O
     _check_model(config, given, path)
     _check_ranks(config, given, path)
     name = "unnamed" if path.name == STANDARD_INPUT else config.name or path.stem
-    return open_own({"name": name, **config.blocks})._replace(origin=config.origin())
+    others: list[OpenedConfig] = []
+    for each in config.others:
+        with suppress(MemcalcError):  # invalid candidates are not assumed
+            others.append(_opened(each, overrides, path))
+    return open_own({"name": name, **config.blocks})._replace(origin=config.origin(), others=tuple(others))
 
 
 def import_file(source: str | Path, overrides: Iterable[str] = ()) -> ImportedConfig | None:

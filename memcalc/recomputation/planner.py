@@ -20,7 +20,7 @@ from memcalc.recomputation.strategies.optimal import OptimalPlan, optimal
 from memcalc.recomputation.strategies.rules import best_k, every_layer, save_everything, square_root
 from memcalc.spec.recompute_plan import DEEPEST
 from memcalc.spec.spec import Spec
-from memcalc.suggestions.run_overrides import written_out
+from memcalc.suggestions.run_overrides import UserRun, written_out
 from memcalc.units import format_bytes, format_host_memory, largest_that_fits
 from memcalc.verdict.reasons import remedy_of
 
@@ -41,22 +41,22 @@ class Planner:
     """Planner for one run and one strategy, for any micro-batch.
 
     Args:
-        spec: the run.
+        run: the run.
         limit: bytes of a GPU that it may use.
         strategy: of `SEARCHES` or `STRATEGIES`.
         progress: called with the number of plans judged.
     """
 
-    def __init__(self, spec: Spec, limit: int, strategy: str, progress: Progress = silent) -> None:
-        self.spec, self.limit, self.strategy = spec, limit, strategy
-        self.judge = PlanJudge(spec, limit, progress)
+    def __init__(self, run: UserRun, limit: int, strategy: str, progress: Progress = silent) -> None:
+        self.run, self.spec, self.limit, self.strategy = run, run.spec, limit, strategy
+        self.judge = PlanJudge(run.spec, limit, progress)
         self.configured = cache(self._configured)
         self.plan = cache(self._plan)
 
     def _configured(self, batch: int) -> ConfigChain:
         """Return the chain of the run with another micro-batch."""
         same = batch == self.spec.training.micro_batch_size
-        return chain_of(self.spec if same else _with_batch(self.spec, batch))
+        return chain_of(self.spec if same else self.run.changed((f"training.micro_batch_size={batch}",)))
 
     def _plan(self, batch: int) -> JudgedPlan | None:
         """Return the cheapest plan of a micro-batch that fits, else one that may fit; None: none does."""
@@ -193,9 +193,3 @@ def _needed(verdict: Verdict, least: int) -> str:
 def _proposal(configured: ConfigChain, strategy: Callable[[Chain], Plan]) -> Proposal:
     plan = strategy(configured.chain)
     return Proposal(configured, OptimalPlan(plan, evaluate(configured.chain, plan), None))
-
-
-def _with_batch(spec: Spec, batch: int) -> Spec:
-    from memcalc.importers.loading import load
-
-    return load(spec.model_dump(), (f"training.micro_batch_size={batch}",), gpu=None).with_origin(spec.origin)

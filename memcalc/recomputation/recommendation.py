@@ -20,7 +20,7 @@ from memcalc.recomputation.framework_plans_selective import activation_bytes, se
 from memcalc.recomputation.planner import SEARCHES, STRATEGIES, Planner
 from memcalc.recomputation.strategies.optimal import OptimalPlan, front, optimal, undominated
 from memcalc.spec.hardware.gpus import GpuSpec
-from memcalc.spec.spec import Spec
+from memcalc.suggestions.run_overrides import UserRun
 from memcalc.text import harmless
 from memcalc.units import format_bytes
 from memcalc.verdict.judge import size
@@ -86,7 +86,7 @@ class RecomputeResult(NotebookDisplay):
 
 
 def plan_recompute(
-    spec: Spec,
+    run: UserRun,
     limit: int | None = None,
     strategy: str = "optimal",
     *,
@@ -97,7 +97,7 @@ def plan_recompute(
     """Plan which activations to save.
 
     Args:
-        spec: the run; its own plan is ignored.
+        run: the run; its own plan is ignored.
         limit: bytes of a GPU that it may use, including reserved memory, context and communication library. None, or
             more than the GPU has: the GPU's usable memory.
         strategy: "optimal", "selective", or a rule of `STRATEGIES`.
@@ -109,6 +109,7 @@ def plan_recompute(
         InputError: no budget, an unknown strategy, or a run that cannot be planned.
         DoesNotFit: no plan is small enough.
     """
+    spec = run.spec
     layers = -(-spec.model.num_layers // spec.parallelism.pipeline_parallel)
     if layers > MOST_LAYERS:
         raise InputError(
@@ -130,7 +131,7 @@ def plan_recompute(
     if limit is None and gpu is None:
         raise InputError("the memory limit is missing.", "Add --gpu GPU or --budget SIZE.")
     capacities = (limit, None if gpu is None else gpu.usable_bytes)
-    planner = Planner(spec, min(amount for amount in capacities if amount is not None), strategy, progress)
+    planner = Planner(run, min(amount for amount in capacities if amount is not None), strategy, progress)
     batches = planner.largest() if maximize else None
     batch = spec.training.micro_batch_size if batches is None else batches[1]
     judged = planner.plan(batch) if batch else None

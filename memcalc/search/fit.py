@@ -44,24 +44,24 @@ def fit(run: UserRun, query: FitQuery, progress: Progress = silent) -> FitResult
     gpus = query.gpus or spec.parallelism.ranks
     sequences = step_sequences(spec, gpus)
     asked, unasked = _spread_over(spec, gpus)
-    result = None if asked is None else size(asked)
+    result = None if asked is None else size(run.as_read(asked))
     answer = FitResult(query, gpu, system, gpus, sequences, result, unasked, spec.name)
     needs_base = query.minimize not in ("gpus", "cost")
     own = asked is not None and gpus == spec.parallelism.ranks
     everything = query.maximize is None and query.minimize is None
     if everything or (needs_base and not own):
         space = Space(spec, gpus, system.node, sequences, fixed_fields)
-        ranking = rank(space, system, spec, fixed_fields, query.top, progress)
+        ranking = rank(space, system, spec, fixed_fields, query.top, progress, as_read=run.as_read)
         answer.ranking = ranking
         answer.pruned = dict(space.pruned)
-        answer.best = best_of(ranking, query.top)
+        answer.best = best_of(ranking, query.top, run.as_read)
     answer.base_is_best = bool(answer.best) and not own
-    answer.base = base = answer.best[0].result.spec if answer.base_is_best else asked
+    answer.base = base = answer.best[0].variant if answer.base_is_best else asked
     if base is not None:
         for what in MAXIMA[:2] if everything else filter(None, [query.maximize]):
-            found = maximum(what, base)
+            found = maximum(what, base, run.as_read)
             answer.maxima[what] = replace(found, overrides=overrides_to(run, found.result.spec) if found.result else ())
-    _minimized(answer, spec, fixed_fields, progress)
+    _minimized(answer, run, fixed_fields, progress)
     if answer.changed is not None:
         answer.smallest_changes = _nearest(run, answer.changed, gpu, system, progress)
     answer.reason = _reason(answer)
@@ -119,35 +119,39 @@ def _spread_over(spec: Spec, gpus: int) -> tuple[Spec | None, str]:
     return (run, "") if violation is None else (None, violation.problem)
 
 
-def _minimized(answer: FitResult, spec: Spec, fixed_fields: frozenset[str], progress: Progress) -> None:
-    wanted, gpu, base = answer.query.minimize, answer.gpu, answer.base
+def _minimized(answer: FitResult, run: UserRun, fixed_fields: frozenset[str], progress: Progress) -> None:
+    wanted, gpu, base, spec = answer.query.minimize, answer.gpu, answer.base, run.spec
     if wanted == "gpus":
         batch = fixed_sequences(spec)
         most = answer.query.gpus or MOST_GPUS
-        answer.fewest, answer.may_be_fewer = fewest_gpus(spec, gpu, answer.system, batch, fixed_fields, most, progress)
+        answer.fewest, answer.may_be_fewer = fewest_gpus(
+            spec, gpu, answer.system, batch, fixed_fields, most, progress=progress, as_read=run.as_read
+        )
         if answer.fewest is not None:
             answer.gpus, answer.sequences = answer.fewest, step_sequences(spec, answer.fewest)
             space = Space(spec, answer.gpus, answer.system.node, answer.sequences, fixed_fields)
-            answer.ranking = rank(space, answer.system, spec, fixed_fields, answer.query.top, progress)
-            answer.best = best_of(answer.ranking, answer.query.top)
+            answer.ranking = rank(
+                space, answer.system, spec, fixed_fields, answer.query.top, progress, as_read=run.as_read
+            )
+            answer.best = best_of(answer.ranking, answer.query.top, run.as_read)
             answer.pruned = dict(space.pruned)
     elif wanted == "cost":
-        _offered(answer, spec, fixed_fields, progress)
+        _offered(answer, run, fixed_fields, progress)
     elif base is None:
         return
     elif wanted == "gpu_kind":
-        answer.gpu_verdicts = gpu_verdicts(base, gpu.vendor)
+        answer.gpu_verdicts = gpu_verdicts(base, gpu.vendor, run.as_read)
     elif wanted == "recompute":
-        answer.least_recompute = least_recompute(base)
+        answer.least_recompute = least_recompute(base, run.as_read)
         if answer.least_recompute is None:
-            answer.all_recomputed = size(varied(base, training={"recompute": "full"}))
+            answer.all_recomputed = size(run.as_read(varied(base, training={"recompute": "full"})))
 
 
-def _offered(answer: FitResult, spec: Spec, fixed_fields: frozenset[str], progress: Progress) -> None:
+def _offered(answer: FitResult, run: UserRun, fixed_fields: frozenset[str], progress: Progress) -> None:
     """Fill in the offers, and the layouts of the offer with the lowest cost per token."""
     query = answer.query
-    search = OfferSearch(fixed_fields, query.gpus or MOST_GPUS, query.top, progress)
-    answer.offers = offers(spec, checked_prices(query.prices), search, query.node, query.nic_gbit)
+    search = OfferSearch(fixed_fields, query.gpus or MOST_GPUS, query.top, progress, as_read=run.as_read)
+    answer.offers = offers(run.spec, checked_prices(query.prices), search, query.node, query.nic_gbit)
     first = answer.offers[0]
     answer.gpu, answer.system = first.gpu, first.system
     if first.layouts is not None:

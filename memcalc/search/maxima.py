@@ -9,14 +9,16 @@ from functools import cache
 from math import gcd, lcm
 from typing import Any, NamedTuple
 
+from memcalc.errors import InputError
 from memcalc.layout.parameters import count_parameters
 from memcalc.ledger.result import Result
 from memcalc.ledger.verdict import Verdict, holding_memory
 from memcalc.search.boundary_search import bracket_and_bisect, fit_boundary
-from memcalc.search.variants import is_hopeless, varied, violated_rule
+from memcalc.search.variants import Reader, is_hopeless, varied, violated_rule
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.recompute_plan import leaves
 from memcalc.spec.spec import Spec
+from memcalc.suggestions.run_overrides import as_is
 from memcalc.units import divisors
 from memcalc.verdict.judge import is_expected_to_fit, judge, size
 from memcalc.verdict.needs import can_replay
@@ -81,7 +83,7 @@ class Maximum:
         return self.result is not None and bool(holding_memory(self.result.limits))
 
 
-def maximum(what: str, spec: Spec) -> Maximum:
+def maximum(what: str, spec: Spec, as_read: Reader = as_is) -> Maximum:
     """Return the largest value that fits the GPU, everything else unchanged; see `ladder` for "largest".
 
     A value fits if its allocator replay finishes. The verdict of `result` reports whether recorded runs of its kind
@@ -90,6 +92,7 @@ def maximum(what: str, spec: Spec) -> Maximum:
     Args:
         what: one of MAXIMA.
         spec: the run; `hardware.gpu` is the GPU.
+        as_read: returns a variant as the run's file is read.
     """
     scale = SCALES[what](spec)
     refused: dict[int, str] = {}
@@ -101,8 +104,17 @@ def maximum(what: str, spec: Spec) -> Maximum:
             refused[value] = violation.problem
         return run if violation is None else None
 
-    def fits(value: int) -> bool:
+    @cache
+    def read(value: int) -> Spec | None:
         run = allowed(value)
+        try:
+            return None if run is None else as_read(run)
+        except InputError as error:
+            refused[value] = error.problem
+            return None
+
+    def fits(value: int) -> bool:
+        run = read(value)
         return run is not None and is_expected_to_fit(run)
 
     now = bisect_right(scale.ladder, scale.now) - 1
@@ -115,11 +127,9 @@ def maximum(what: str, spec: Spec) -> Maximum:
         every = lcm(scale.ladder.step, scale.round_to) // scale.ladder.step
     found = fit_boundary(scale.ladder, fits, start, step, now, every)
     next_value = found.next_value
-    next_verdict = None
-    if next_value is not None and next_value not in refused:
-        next_verdict = judge(scale.run(next_value))
-    at = scale.run(found.value) if found.value else None
-    smallest = scale.run(next_value) if next_verdict is not None and next_value is not None and at is None else None
+    following = None if next_value is None else read(next_value)
+    next_verdict = None if following is None else judge(following)
+    at = read(found.value) if found.value else None
     return Maximum(
         quantity=what,
         value=found.value,
@@ -133,7 +143,7 @@ def maximum(what: str, spec: Spec) -> Maximum:
         result=None if at is None else size(at),
         parameters=0 if at is None else count_parameters(at.model),
         note=scale.note,
-        smallest=smallest,
+        smallest=following if at is None else None,
     )
 
 

@@ -13,11 +13,12 @@ from memcalc.progress import Progress, silent
 from memcalc.search.boundary_search import fit_boundary
 from memcalc.search.layouts import Space
 from memcalc.search.ranking import Failing, some_layout_fits
-from memcalc.search.variants import varied, violated_rule
+from memcalc.search.variants import Reader, varied, violated_rule
 from memcalc.spec.hardware.gpus import GpuSpec, all_gpus
 from memcalc.spec.hardware.interconnect import System
 from memcalc.spec.hardware.kernels import missing_units
 from memcalc.spec.spec import Spec
+from memcalc.suggestions.run_overrides import as_is
 from memcalc.verdict.judge import judge
 
 MINIMA = ("gpus", "gpu_kind", "recompute", "cost")
@@ -83,7 +84,9 @@ def fewest_gpus(
     sequences: int | None,
     fixed_fields: frozenset[str],
     most: int = MOST_GPUS,
+    *,
     progress: Progress = silent,
+    as_read: Reader = as_is,
 ) -> FewestGpus:
     """Return the fewest GPUs up to `most` on which some layout fits.
 
@@ -99,6 +102,7 @@ def fewest_gpus(
         fixed_fields: fields that keep the run's own value.
         most: the largest number to try.
         progress: called with the number of GPUs tried, and the number of layouts done.
+        as_read: returns a variant as the run's file is read.
     """
     failing: Failing = {}
     least = -(-resident_bytes(spec) // gpu.usable_bytes)
@@ -109,7 +113,7 @@ def fewest_gpus(
         nonlocal undecided
         batch = sequences or gpus * spec.training.micro_batch_size
         space = Space(spec, gpus, system.node, batch, fixed_fields)
-        answer = some_layout_fits(space, system, spec, fixed_fields, failing, progress)
+        answer = some_layout_fits(space, system, spec, fixed_fields, failing, progress, as_read=as_read)
         undecided = undecided or answer == "unknown"
         return answer == "fits"
 
@@ -144,12 +148,12 @@ def resident_bytes(spec: Spec) -> int:
     )
 
 
-def gpu_verdicts(spec: Spec, vendor: str) -> list[GpuVerdict]:
+def gpu_verdicts(spec: Spec, vendor: str, as_read: Reader = as_is) -> list[GpuVerdict]:
     """Return what the run needs on every GPU of a vendor, the smallest first."""
     found = []
     for gpu in sorted(all_gpus(), key=lambda gpu: (gpu.usable_bytes, gpu.name)):
         if gpu.vendor == vendor:
-            run = varied(spec, hardware={"gpu": gpu.name})
+            run = as_read(varied(spec, hardware={"gpu": gpu.name}))
             found.append(GpuVerdict(gpu, judge(run), lacking(run, gpu)))
     return found
 
@@ -163,7 +167,7 @@ def lacking(spec: Spec, gpu: GpuSpec) -> str:
     return "; ".join(lacks)
 
 
-def least_recompute(spec: Spec) -> LeastRecompute | None:
+def least_recompute(spec: Spec, as_read: Reader = as_is) -> LeastRecompute | None:
     """Return none, else attention alone (if its kernel saves the scores), else the fewest layers per stage that fit.
 
     Everything else stays unchanged. None: full recomputation is not enough.
@@ -172,7 +176,7 @@ def least_recompute(spec: Spec) -> LeastRecompute | None:
     most = max(piece.stop - piece.first for piece in chunks)
 
     def run(recompute: str | tuple[int, ...]) -> Spec:
-        return varied(spec, training={"recompute": recompute})
+        return as_read(varied(spec, training={"recompute": recompute}))
 
     def plan(layers: int) -> str | tuple[int, ...]:
         if layers in (0, most):

@@ -14,10 +14,11 @@ from memcalc.search.costs import fixed_sequences, step_sequences, token_seconds
 from memcalc.search.layouts import ExcludedLayout, Space
 from memcalc.search.minima import fewest_gpus, lacking
 from memcalc.search.ranking import BestLayout, Ranking, best_of, rank
-from memcalc.search.variants import varied
+from memcalc.search.variants import Reader, varied
 from memcalc.spec.hardware.gpus import GpuSpec, find_gpu
 from memcalc.spec.hardware.interconnect import System, system_of
 from memcalc.spec.spec import Spec
+from memcalc.suggestions.run_overrides import as_is
 
 HOUR = 3600  # seconds
 TOKENS = 1_000_000  # unit of the printed cost
@@ -116,6 +117,7 @@ class OfferSearch(NamedTuple):
     most: int  # maximum number of GPUs of one type
     top: int  # number of layouts to return in full
     progress: Progress = silent  # called with the number of layouts done
+    as_read: Reader = as_is  # returns a variant as the run's file is read
 
 
 def offers(
@@ -147,8 +149,9 @@ def _offer(spec: Spec, gpu: GpuSpec, price: float, search: OfferSearch, system: 
     run = varied(spec, hardware={"gpu": gpu.name})
     if lacks := lacking(run, gpu):
         return Offer(gpu, price, system, None, may_be_fewer=False, lacks=lacks)
-    fixed_fields, most, _, progress = search
-    fewest, may_be_fewer = fewest_gpus(run, gpu, system, fixed_sequences(run), fixed_fields, most, progress)
+    fixed_fields, most, _, progress, as_read = search
+    batch = fixed_sequences(run)
+    fewest, may_be_fewer = fewest_gpus(run, gpu, system, batch, fixed_fields, most, progress=progress, as_read=as_read)
     chosen: OfferLayouts | None = None
     for found in _doubled(run, system, fewest, search):
         if chosen is not None and found.seconds >= chosen.seconds:
@@ -163,8 +166,8 @@ def _doubled(run: Spec, system: System, fewest: int | None, search: OfferSearch)
     while gpus <= search.most:
         sequences = step_sequences(run, gpus)
         space = Space(run, gpus, system.node, sequences, search.fixed_fields)
-        ranking = rank(space, system, run, search.fixed_fields, search.top, search.progress)
-        if best := best_of(ranking, search.top):
+        ranking = rank(space, system, run, search.fixed_fields, search.top, search.progress, as_read=search.as_read)
+        if best := best_of(ranking, search.top, search.as_read):
             seconds = token_seconds(best[0].result.spec, system)
             yield OfferLayouts(gpus, sequences, ranking, best, dict(space.pruned), seconds)
         gpus *= 2

@@ -15,14 +15,16 @@ from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 
+from memcalc.errors import InputError
 from memcalc.ledger.result import Result
 from memcalc.ledger.verdict import Answer, Verdict
 from memcalc.progress import Progress, silent
 from memcalc.search.costs import Costs, Recompute, StepCost
 from memcalc.search.layouts import DEGREES, Layout, Space
-from memcalc.search.variants import is_hopeless, varied
+from memcalc.search.variants import Reader, is_hopeless, varied
 from memcalc.spec.hardware.interconnect import System
 from memcalc.spec.spec import Spec
+from memcalc.suggestions.run_overrides import as_is
 from memcalc.verdict.judge import judge, judge_by_records, size
 from memcalc.verdict.needs import can_replay
 
@@ -65,6 +67,7 @@ class BestLayout(NamedTuple):
 
     result: Result
     costs: Costs
+    variant: Spec  # the layout; the estimate's run is what the file means with it
 
 
 # Split of a model over the GPUs of a replica -> the most replicas with which it is known not to fit.
@@ -78,6 +81,8 @@ def some_layout_fits(
     fixed_fields: frozenset[str],
     failing: Failing,
     progress: Progress = silent,
+    *,
+    as_read: Reader = as_is,
 ) -> Answer:
     """Return whether any layout fits; unknown if none does for sure but some may. Arguments as for `rank`.
 
@@ -95,7 +100,7 @@ def some_layout_fits(
     for number, layout in enumerate(space.layouts(fails)):
         progress(_over(space.gpus), number)
         choices = LayoutChoices(layout, system, recomputes, micro_batches(spec, layout, fixed_fields))
-        if choices.cheapest(judge) is not None:
+        if choices.cheapest(judge, as_read) is not None:
             return "fits"
         undecided = undecided or choices.undecided
         if choices.has_choices:  # otherwise no micro-batch divides the sequences, but one may with other replicas
@@ -121,6 +126,8 @@ def rank(
     fixed_fields: frozenset[str] = frozenset(),
     top: int | None = None,
     progress: Progress = silent,
+    *,
+    as_read: Reader = as_is,
 ) -> Ranking:
     """Return the layouts that fit.
 
@@ -132,6 +139,7 @@ def rank(
         top: how many splits of the model to find with replays, the cheapest first; None: all. Layouts that cost more
             fit if recorded runs of their kind say so.
         progress: called with the number of layouts done.
+        as_read: returns a variant as the run's file is read. Layouts that are judged by recorded runs are not read.
     """
     recomputes = recompute_choices(spec, fixed_fields)
     layouts = [
@@ -149,7 +157,7 @@ def rank(
     while waiting and is_shown(waiting[0][0][0]):
         _, number = heappop(waiting)
         progress(_over(space.gpus), len(layouts) - len(waiting) - 1)
-        ranked = layouts[number].try_next(judge)
+        ranked = layouts[number].try_next(judge, as_read)
         following = layouts[number].next
         if ranked is not None:
             found.append(ranked)
@@ -225,15 +233,15 @@ class LayoutChoices:
         """Whether no choice fits for sure, but some may."""
         return self._may_fit and not self._fits
 
-    def cheapest(self, judged: Callable[[Spec], Verdict]) -> Ranked | None:
+    def cheapest(self, judged: Callable[[Spec], Verdict], as_read: Reader = as_is) -> Ranked | None:
         """Return the layout with its cheapest choice that fits, of those that were not tried yet; None if none does."""
         while self._left:
-            ranked = self.try_next(judged)
+            ranked = self.try_next(judged, as_read)
             if ranked is not None:
                 return ranked
         return None
 
-    def try_next(self, judged: Callable[[Spec], Verdict]) -> Ranked | None:
+    def try_next(self, judged: Callable[[Spec], Verdict], as_read: Reader = as_is) -> Ranked | None:
         """Judge the cheapest choice that is left; return it if it fits for sure."""
         if self._unread:
             self._unread = False
@@ -243,7 +251,10 @@ class LayoutChoices:
         if any(_needs_more(choice, other) for other in self._too_much):
             return None
         run = self._run(choice)
-        found = judged(run)
+        try:
+            found = judged(as_read(run))
+        except InputError:  # the run's program has no such layout
+            return None
         if found.answer == "fits":
             self._fits = True
             return Ranked(run, choice.costs, found.needed_bytes)
@@ -290,7 +301,7 @@ def chosen(layout: Layout, recompute: Recompute, micro_batch: int) -> Spec:
     )
 
 
-def best_of(ranking: Ranking, top: int) -> list[BestLayout]:
+def best_of(ranking: Ranking, top: int, as_read: Reader = as_is) -> list[BestLayout]:
     """Return the cheapest layout of each split with its complete estimate, which decides whether it fits."""
     found: dict[tuple[int, ...], BestLayout] = {}
     for ranked in ranking.fitting:
@@ -298,9 +309,12 @@ def best_of(ranking: Ranking, top: int) -> list[BestLayout]:
             break
         split = _shown_split(ranked.spec)
         if split not in found:
-            result = size(ranked.spec)
+            try:
+                result = size(as_read(ranked.spec))
+            except InputError:
+                continue
             if result.fits:
-                found[split] = BestLayout(result, ranked.costs)
+                found[split] = BestLayout(result, ranked.costs, ranked.spec)
     return list(found.values())
 
 

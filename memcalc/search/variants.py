@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from memcalc.spec.rule_sets.run import RULES
@@ -18,6 +19,9 @@ def varied(spec: Spec, **blocks: dict[str, Any]) -> Spec:
     return spec.model_copy(
         update={name: getattr(spec, name).model_copy(update=fields) for name, fields in blocks.items() if fields}
     )
+
+
+Reader = Callable[[Spec], Spec]  # returns a variant as the run's file is read with its values; see `UserRun.as_read`
 
 
 def violated_rule(spec: Spec) -> Violation | None:

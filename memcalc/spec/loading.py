@@ -65,6 +65,7 @@ class OpenedConfig(NamedTuple):
     source: YamlSource  # has the line of each value
     folder: Path  # directory that paths in it are relative to
     origin: Origin = Origin()  # its origin, which all runs loaded from it share
+    others: tuple[OpenedConfig, ...] = ()  # the configurations with other answers to its open choices
 
 
 def open_source(source: str | Path | Mapping[str, Any]) -> OpenedConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel
@@ -25,12 +26,31 @@ class UserRun(NamedTuple):
     # `InputError` if the result is invalid.
     changed: Callable[[Sequence[str]], Spec]
     implied: tuple[str, ...] = ()  # overrides that the query adds to the configuration: a written-out run needs them
+    # whether the configuration is that of another program: its fields may mean something else with other values
+    is_imported: bool = False
+
+    def as_read(self, variant: Spec) -> Spec:
+        """Return a variant of the run as its file is read with the variant's values.
+
+        transformers pads the sequences of a batch but not a batch of one, so a larger batch also adds a mask.
+
+        Raises:
+            InputError: the file is invalid with these values.
+        """
+        if not self.is_imported or variant.blocks == self.spec.blocks:
+            return variant
+        return self.changed(_overrides_between(self.spec, variant))
+
+
+def as_is(variant: Spec) -> Spec:
+    """Return a variant of a run of memcalc's own configuration."""
+    return variant
 
 
 def written_out(spec: Spec) -> UserRun:
     """Return a run with all fields set."""
-    blocks = spec.model_dump()
-    return UserRun(spec, lambda words: load(blocks, words).with_origin(Origin(limits=spec.origin.limits)))
+    blocks, origin = spec.model_dump(), Origin(limits=spec.origin.limits, others=spec.origin.others)
+    return UserRun(spec, lambda words: load(blocks, words).with_origin(origin))
 
 
 def overrides_to(run: UserRun, target: Spec) -> tuple[str, ...]:
@@ -46,7 +66,22 @@ def overrides_to(run: UserRun, target: Spec) -> tuple[str, ...]:
             reached = run.changed(joined(words))
         except InputError:
             break
-    return joined(words)
+    return joined(_necessary(run, words, target) if run.is_imported else words)
+
+
+def _necessary(run: UserRun, words: dict[str, str], target: Spec) -> dict[str, str]:
+    """Return the values without those that the file gets from the others."""
+    for field in list(words) if len(words) > 1 else ():
+        fewer = {name: value for name, value in words.items() if name != field}
+        with suppress(InputError):
+            if run.changed(joined(fewer)).blocks == target.blocks:
+                words = fewer
+    return words
+
+
+def _overrides_between(spec: Spec, variant: Spec) -> tuple[str, ...]:
+    """Return the values of all fields in which a variant differs."""
+    return joined({field: value for block in BLOCKS for field, value in _unlike(block, spec, variant)})
 
 
 def joined(words: dict[str, str]) -> tuple[str, ...]:

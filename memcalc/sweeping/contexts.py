@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,12 +23,27 @@ from memcalc.spec.rule_sets.violations import Violation
 from memcalc.spec.spec import Spec
 from memcalc.sweeping.arrays import BATCH
 from memcalc.sweeping.grid import Axis, Grid, Value, assignments
-from memcalc.sweeping.vector_int import Numbers, elementwise, pieces
+from memcalc.sweeping.vector_int import Indices, Numbers, elementwise, pieces
+from memcalc.verdict.judge import fits_by_records, moved_bytes
+from memcalc.verdict.other_candidates import other_candidates
 
 Source = Spec | str | Path | Mapping[str, Any]
 Codes = npt.NDArray[np.int16]
+Flags = npt.NDArray[np.bool_]
+Integers = npt.NDArray[np.int64]
 
 MOST_LARGE = 2**31  # largest batch value: larger ones are not estimated as arrays
+
+
+class LoadedBatches(NamedTuple):
+    """A run, and the configurations of a context that differ from it only in their batch fields."""
+
+    spec: Spec  # with the batch of the first of them
+    cells: Indices  # positions of the configurations in their context. [m]
+    # for each, whether another candidate of an open choice may not fit, and the bytes by which the smallest candidate
+    # has a lower peak. [m]
+    may_not_fit: bool | Flags
+    moved_bytes: int | Integers
 
 
 class Contexts:
@@ -59,9 +75,11 @@ class Contexts:
         reject_two_gpus(gpu, self._changes)
         if gpu is not None:
             find_gpu(gpu)
-        self._source = source if isinstance(source, Spec | Mapping) else _read(source, overrides)
+        self._source, self._is_imported = source, False
+        if not isinstance(source, Spec | Mapping):
+            self._source, self._is_imported = _read(source, overrides)
         self._opened: OpenedConfig | None = None
-        self.inner = {} if self._ties_batches() else _batch_axes(grid.axes)
+        self.inner = {} if self._has_open_choices() or self._ties_batches() else _batch_axes(grid.axes)
         self.outer = [number for number in range(len(grid.axes)) if number not in self.inner]
 
     def spec(self, number: int) -> Spec:
@@ -82,10 +100,41 @@ class Contexts:
         Raises:
             InputError: a value is invalid for its field.
         """
+        words = assignments(values)
+        if self._is_imported:
+            run = load(self._source, (*self._overrides, *words), gpu=self._gpu, check=_unchecked)
+            return of_training(run, "sweep")
         if self._opened is None:
             self._opened = opened(self._source, (*self._overrides, *(f"{field}=null" for field in self.grid.fields)))
-        changes = {**self._changes, **parse_overrides(assignments(values))}
+        changes = {**self._changes, **parse_overrides(words)}
         return of_training(load_opened(self._opened, changes, gpu=self._gpu, check=_unchecked), "sweep")
+
+    def runs(self, values: Mapping[str, Value], batches: Mapping[str, Numbers], count: int) -> Iterator[LoadedBatches]:
+        """Yield the runs of one context, each with the batches for which it differs in nothing but the batch fields.
+
+        What another framework's file means may depend on all values: transformers pads the sequences of a batch, but
+        not a batch of one. So such a file is read once for each batch.
+
+        Args:
+            values: values of the context, and of the batch fields of its first configuration.
+            batches: values of the batch fields that vary, for each configuration. [n]
+            count: n.
+        """
+        if not self._is_imported:
+            with suppress(InputError):
+                run = self.loaded(values)
+                yield LoadedBatches(run, np.arange(count), _may_not_fit(run), moved_bytes(run))
+            return
+        alike: dict[Any, list[tuple[int, Spec]]] = {}
+        for cell in range(count):
+            own = {field: int(each[cell]) for field, each in batches.items()}
+            with suppress(InputError):
+                run = self.loaded({**values, **{f"training.{field}": value for field, value in own.items()}})
+                alike.setdefault(run.with_training(**dict.fromkeys(own, 1)).blocks, []).append((cell, run))
+        for members in alike.values():
+            cells = np.array([cell for cell, _ in members])
+            may_not_fit = np.array([_may_not_fit(run) for _, run in members])
+            yield LoadedBatches(members[0][1], cells, may_not_fit, np.array([moved_bytes(run) for _, run in members]))
 
     def first_violation(self, spec: Spec, batches: Mapping[str, Numbers]) -> Codes:
         """Return for each batch the number of the first violated rule, from 1; 0: none is violated. [n]"""
@@ -104,6 +153,11 @@ class Contexts:
         rule = self.rules[code - 1]
         yield from pieces(lambda some: next(iter(rule(spec.with_training(**some)))), batches)
 
+    def _has_open_choices(self) -> bool:
+        """Return whether the source is a loaded run of a file with open choices."""
+        others = self._source.origin.others if isinstance(self._source, Spec) else None
+        return others is not None and bool(others.specs)
+
     def _ties_batches(self) -> bool:
         """Return whether micro-batch size, accumulation steps and data parallelism determine each other."""
         if ("training", "global_batch_size") in self._changes or "training.global_batch_size" in self.grid.fields:
@@ -119,6 +173,12 @@ class Contexts:
             return True
 
 
+def _may_not_fit(spec: Spec) -> bool:
+    """Return whether recorded runs do not suffice to say that all other candidates of open choices fit."""
+    gpu = spec.gpu
+    return gpu is not None and not all(fits_by_records(each, gpu.usable_bytes) for each in other_candidates(spec))
+
+
 def _refuse_twice(grid: Grid, changes: Mapping[Any, Any], gpu: str | None) -> None:
     """Reject a field that is both varied and set."""
     given = {".".join(map(str, path)): "--set" for path in changes} | ({} if gpu is None else {"hardware.gpu": "--gpu"})
@@ -128,12 +188,15 @@ def _refuse_twice(grid: Grid, changes: Mapping[Any, Any], gpu: str | None) -> No
             raise InputError(f"{name} is both varied and set.", "Keep one of the two.", given[field])
 
 
-def _read(source: str | Path, overrides: tuple[str, ...]) -> Source:
-    """Return the source; a configuration from standard input, which can be read only once, as a mapping."""
+def _read(source: str | Path, overrides: tuple[str, ...]) -> tuple[Source, bool]:
+    """Return the source, and whether it is a file of another framework.
+
+    Memcalc's own configuration from standard input, which can be read only once, is returned as a mapping.
+    """
     if import_file(source, overrides) is not None:
-        return source
+        return source, True
     read = read_source(source)  # an unreadable source is an error of the whole grid
-    return mapping_of(read) if str(source) == "-" else source
+    return mapping_of(read) if str(source) == "-" else source, False
 
 
 def _in_node(gpus: int | None, spec: Spec) -> list[Violation]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from memcalc.sweeping.grid import Grid, Value
 from memcalc.sweeping.reasons import NOT_MODELLED, VALID, Reasons
 from memcalc.sweeping.table import AllocatedPeaks, GridVerdicts, Table
 from memcalc.sweeping.vector_int import Numbers, pieces
-from memcalc.sweeping.verdict_terms import DOES_NOT_FIT, UNJUDGED, TermsList, verdicts
+from memcalc.sweeping.verdict_terms import CLOSE, DOES_NOT_FIT, FITS, UNJUDGED, TermsList, verdicts
 
 Array = np.ndarray[Any, Any]
 Axes = Mapping[Any, Iterable[Value]]  # Any: mappings of names and of tuples of names
@@ -109,6 +110,8 @@ class _Columns:
     terms: Array  # index of the terms of each configuration
     outside: Array  # bytes outside the allocator
     usable: Array  # usable bytes of the GPU; -1: no GPU was given
+    may_not_fit: Array  # whether another candidate of an open choice may not fit
+    moved: Array  # bytes by which the smallest candidate of an open choice has a lower peak
     stage: Array  # the pipeline stage with the highest peak
     phases: Array  # bytes at the peak of each phase
     components: Array  # bytes by component at the peak
@@ -122,9 +125,9 @@ class _Columns:
             return np.zeros((*before, *shape), dtype=dtype)
 
         both = column(len(ALL_PHASES), len(COMPONENTS)) if ledger else None
-        codes, terms = column(dtype=np.int16), column(dtype=np.int32)
+        codes, terms, may_not_fit = column(dtype=np.int16), column(dtype=np.int32), column(dtype=np.bool_)
         phases, components = column(len(ALL_PHASES)), column(len(COMPONENTS))
-        return cls(codes, terms, column(), column(), column(), phases, components, both)
+        return cls(codes, terms, column(), column(), may_not_fit, column(), column(), phases, components, both)
 
     def _each(self, function: Callable[[Array, int], Array]) -> _Columns:
         """Apply a function to each array; its second argument is the number of axes that do not belong to the grid."""
@@ -208,31 +211,33 @@ class _Evaluation:
 
     def _size(self, found: _Columns, values: Mapping[str, Value], varied: Mapping[str, Numbers]) -> None:
         """Estimate the batches of one context and write the results to its columns."""
-        try:
-            spec = self._contexts.loaded(values)
-            gpu = spec.gpu
-        except InputError:
-            found.codes[:] = NOT_MODELLED
-            return
-        given = {field: np.full(found.codes.size, getattr(spec.training, field), dtype=np.float64) for field in BATCH}
-        batches = {**given, **varied}
-        found.codes[:] = self._contexts.first_violation(spec, batches)
-        valid = np.flatnonzero(found.codes == 0)
-        if not len(valid):
-            return
-        found.outside[:] = outside_bytes(spec, gpu)
-        found.usable[:] = -1 if gpu is None else gpu.usable_bytes
-        found.terms[:] = self._terms.numbers(batches, spec)
-        asked = run_phases(spec)
-        self._phases = tuple(each for each in ALL_PHASES if each in self._phases or each in asked)
-        for first in range(0, len(valid), AT_ONCE):
-            cells = valid[first : first + AT_ONCE]
-            own = {field: each[cells] for field, each in batches.items()}
-            for where, sums in pieces(lambda some: self._sums(spec.with_training(**some)), own):
-                found.write(cells[where], sums)
+        found.codes[:] = NOT_MODELLED
+        for spec, cells, may_not_fit, moved in self._contexts.runs(values, varied, found.codes.size):
+            given = {field: np.full(len(cells), getattr(spec.training, field), dtype=np.float64) for field in BATCH}
+            batches = {**given, **{field: each[cells] for field, each in varied.items()}}
+            try:
+                gpu = spec.gpu
+            except InputError:
+                continue
+            found.codes[cells] = self._contexts.first_violation(spec, batches)
+            valid = np.flatnonzero(found.codes[cells] == VALID)
+            if not len(valid):
+                continue
+            found.outside[cells] = outside_bytes(spec, gpu)
+            found.usable[cells] = -1 if gpu is None else gpu.usable_bytes
+            found.terms[cells] = self._terms.numbers(batches, spec)
+            found.may_not_fit[cells], found.moved[cells] = may_not_fit, moved
+            asked = run_phases(spec)
+            self._phases = tuple(each for each in ALL_PHASES if each in self._phases or each in asked)
+            for first in range(0, len(valid), AT_ONCE):
+                some = valid[first : first + AT_ONCE]
+                own = {field: each[some] for field, each in batches.items()}
+                for where, sums in pieces(partial(self._sums, spec), own):
+                    found.write(cells[some[where]], sums)
 
-    def _sums(self, run: Spec) -> _Sums | None:
-        """Return the results of a run with `Lanes`; None: the run is not modelled."""
+    def _sums(self, spec: Spec, batches: Mapping[str, Any]) -> _Sums | None:
+        """Return the results of a run with arrays as its batch fields; None: the run is not modelled."""
+        run = spec.with_training(**batches)
         count = len(getattr(run.training, BATCH[0]).values)
         try:
             reject_without_formulas(run)
@@ -279,6 +284,9 @@ class _Evaluation:
             None if found.ledger is None else found.ledger[asked].transpose(2, 0, 1),
         )
         reserved, verdict = verdicts(peak, found.outside, found.usable, found.terms, self._terms.terms)
+        verdict[(verdict == FITS) & found.may_not_fit] = CLOSE
+        may_fit = (found.moved > 0) & (peak + found.outside - found.moved <= found.usable)
+        verdict[(verdict == DOES_NOT_FIT) & may_fit] = CLOSE
         verdict[~valid] = UNJUDGED
         verdict[large] = DOES_NOT_FIT
         judgement = GridVerdicts(

@@ -27,10 +27,13 @@ from memcalc.verdict.needs import (
     need_of,
     recorded_need,
 )
+from memcalc.verdict.other_candidates import other_candidates
 
 
 def judge(spec: Spec, limit: int | None = None) -> Verdict:
     """Return whether a run fits, with as little work as possible: bounds first, then the replay.
+
+    A run of a file with open choices fits only if the other candidates do, too; see `as_assumed`.
 
     Args:
         spec: the run.
@@ -45,9 +48,7 @@ def judge(spec: Spec, limit: int | None = None) -> Verdict:
         limit = gpu.usable_bytes
     limits, least = limits_of(spec), least_bytes(spec, gpu, limit)
     known = _decided(least, limit, limits)
-    if known is not None:
-        return known
-    return verdict_of(need_of(spec, gpu), gpu, limit, least, limits)
+    return as_assumed(known or verdict_of(need_of(spec, gpu), gpu, limit, least, limits), spec)
 
 
 def judge_by_records(spec: Spec) -> Verdict:
@@ -57,7 +58,15 @@ def judge_by_records(spec: Spec) -> Verdict:
     """
     gpu = spec.gpu
     assert gpu is not None
-    limit, limits = gpu.usable_bytes, limits_of(spec)
+    found = _by_records(spec, gpu.usable_bytes)
+    if found.answer == "fits" and not all(fits_by_records(each, found.limit_bytes) for each in other_candidates(spec)):
+        return replace(found, answer="unknown")
+    return found
+
+
+def _by_records(spec: Spec, limit: int) -> Verdict:
+    """Return the verdict of `judge_by_records` for a limit, without other candidates."""
+    gpu, limits = spec.gpu, limits_of(spec)
     least = least_bytes(spec, gpu, limit)
     known = _decided(least, limit, limits)
     if known is not None:
@@ -66,13 +75,26 @@ def judge_by_records(spec: Spec) -> Verdict:
     return replace(found, answer="unknown") if found.answer == "does-not-fit" and can_replay(spec) else found
 
 
+def fits_by_records(spec: Spec, limit: int) -> bool:
+    """Return whether recorded runs of its kind suffice to say that a run fits."""
+    return _by_records(spec, limit).answer == "fits"
+
+
 def is_expected_to_fit(spec: Spec) -> bool:
     """Return whether a run's replay finishes on its GPU, ignoring errors; without a replay, whether the run fits.
 
-    Equals `judge(spec).expected`, with one replay where that may need two.
+    The same must be true of other candidates of open choices. Otherwise it equals `judge(spec).expected`, with one
+    replay where that may need two.
     """
     gpu = spec.gpu
     assert gpu is not None
+    return _is_expected_alone(spec, gpu) and all(
+        fits_by_records(each, gpu.usable_bytes) or _is_expected_alone(each, gpu) for each in other_candidates(spec)
+    )
+
+
+def _is_expected_alone(spec: Spec, gpu: GpuSpec) -> bool:
+    """Return `is_expected_to_fit` without other candidates."""
     if not can_replay(spec):
         return judge(spec).expected
     limits = limits_of(spec)
@@ -215,9 +237,8 @@ def as_assumed(verdict: Verdict, spec: Spec) -> Verdict:
 
     The candidate with the largest allocated peak is counted. Another one may reserve more.
     """
-    if verdict.answer == "fits":
-        return _with_other_candidates(verdict, spec)
-    moved = max((each.moved_bytes for each in spec.origin.assumptions), default=0)
+    verdict = _with_other_candidates(verdict, spec)
+    moved = moved_bytes(spec)
     least = max(verdict.least_bytes - moved, 0)
     if verdict.overcounted:
         return replace(verdict, least_bytes=least)
@@ -226,11 +247,18 @@ def as_assumed(verdict: Verdict, spec: Spec) -> Verdict:
     return replace(verdict, answer="unknown", least_bytes=least, assumed=True)
 
 
+def moved_bytes(spec: Spec) -> int:
+    """Return the bytes by which another candidate of an open choice decreases the allocated peak at most."""
+    return max((each.moved_bytes for each in spec.origin.assumptions), default=0)
+
+
 def _with_other_candidates(verdict: Verdict, spec: Spec) -> Verdict:
-    """Return the verdict of a run that fits: unknown if it may not fit with another candidate."""
-    others, limit, most = spec.origin.others, verdict.limit_bytes, 0
-    for other in others.specs if others is not None and others.of == spec.blocks else ():
-        if recorded_need(other, other.gpu, allocated_bytes(other, other.gpu)).high_bytes > limit:
+    """Return the verdict; unknown for a run that fits, but may not with another candidate of an open choice."""
+    if verdict.answer != "fits":
+        return verdict
+    limit, most = verdict.limit_bytes, 0
+    for other in other_candidates(spec):
+        if not fits_by_records(other, limit):
             found = judge(other, limit)
             if found.answer != "fits":
                 most = max(most, found.needed_bytes if found.interval is None else found.interval.high_bytes)

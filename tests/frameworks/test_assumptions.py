@@ -13,6 +13,7 @@ from memcalc.report.screens.verdict import assumed, error_bars, verdict
 from memcalc.spec.origin import Assumption
 from memcalc.spec.programs import number
 from memcalc.verdict.judge import size
+from memcalc.verdict.other_candidates import other_candidates
 
 FILE = """\
 model_name_or_path: meta-llama/Llama-3.2-1B
@@ -208,12 +209,20 @@ def test_the_headline_has_the_interval_of_the_other_candidates(tmp_path: Path) -
     )
 
 
-def test_other_candidates_are_of_one_run(tmp_path: Path) -> None:
+def test_other_candidates_change_with_the_run(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, RESERVES_MORE)
-    assert spec.origin.others is not None
-    assert spec.origin.others.of == spec.blocks
-    assert {str(each.training.padding_mask) for each in spec.origin.others.specs} == {"none", "boolean"}
+    assert {str(each.training.padding_mask) for each in other_candidates(spec)} == {"none", "boolean"}
 
-    changed = spec.with_training(micro_batch_size=1)
-    assert changed.origin.others is not None
-    assert changed.origin.others.of != changed.blocks  # other candidates of another run
+    changed = spec.with_training(micro_batch_size=8, recompute="full")
+    others = other_candidates(changed)
+    assert {(each.training.micro_batch_size, each.training.recompute) for each in others} == {(8, "full")}
+    assert {str(each.training.padding_mask) for each in others} == {"none", "boolean"}  # their own values stay
+
+
+def test_another_candidate_that_becomes_the_same_run_or_invalid_is_no_candidate(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, RESERVES_MORE)
+    first = other_candidates(spec)[0]
+
+    assert first.blocks not in {each.blocks for each in other_candidates(spec.with_training(padding_mask="none"))}
+    with_one_block_each = spec.model_copy(update={"model": spec.model.model_copy(update={"num_attention_heads": 5})})
+    assert other_candidates(with_one_block_each) == ()  # 14 heads do not divide so

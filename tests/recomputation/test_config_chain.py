@@ -18,6 +18,7 @@ from memcalc.recomputation.recommendation import plan_recompute
 from memcalc.recomputation.strategies.lowest_peak import smallest
 from memcalc.recomputation.strategies.optimal import optimal
 from memcalc.recomputation.strategies.rules import cut
+from memcalc.suggestions.run_overrides import written_out
 from tests.cli.conftest import Run, run  # noqa: F401 -- a fixture
 
 GIB = 2**30
@@ -299,7 +300,7 @@ def test_what_a_plan_buys() -> None:
     assert third.offload.freed_bytes >= planning.before.peak_bytes - planning.budget
     # 12 layers of 312 TFLOP/s; forward once, backward twice.
     assert third.step_seconds == 3 * planning.configured.chain.flops / 312e12
-    slower = plan_recompute(planning.configured.spec, 6 * GIB, host_bytes_per_second=10**9).third
+    slower = plan_recompute(written_out(planning.configured.spec), 6 * GIB, host_bytes_per_second=10**9).third
     assert slower is not None
     assert slower.offload is not None
     assert slower.offload.waited_seconds > third.offload.waited_seconds

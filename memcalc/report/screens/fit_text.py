@@ -229,6 +229,10 @@ def _next(found: Maximum, needed: int, unit: Unit) -> str:
         size = f"{following.needed_bytes - needed:,} bytes more"
     if following.answer == "does-not-fit":
         return f"{found.next_value:,} does not fit: needs {size}"
+    if following.assumed:
+        return f"{found.next_value:,} does not fit with the values assumed below; with others it needs {size}"
+    if following.interval is not None and following.interval.of_candidates:
+        return f"{found.next_value:,} fits with the values assumed below, but may not with others"
     if following.interval is not None and following.interval.errors.replayed:
         return f"{found.next_value:,} does not fit by its replay, but is close: needs {size}"
     return f"{found.next_value:,} may not fit: needs {size}"
