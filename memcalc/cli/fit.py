@@ -11,7 +11,7 @@ from memcalc.cli.options import AcceptUnknown, Config, Gpu, Html, Set, TableOrJs
 from memcalc.cli.shorthand import ShorthandCommand, with_shorthands
 
 if TYPE_CHECKING:
-    from memcalc.exporters.completion import Export
+    from memcalc.exporters.layouts import ExportedLayout
     from memcalc.search.result import FitResult
 
 GPUS_HELP = (
@@ -106,12 +106,12 @@ def command(
         )
     files = WrittenFiles()
     exported = None if write is None or program is None else _exported(answer, program, write, config)
-    written: Export | None = None
+    written: ExportedLayout | None = None
     if exported is not None and write is not None:
         from memcalc.files import write_text
 
         with files.writing():
-            write_text(write, exported.text)
+            write_text(write, exported.file.text)
             written = exported
     if plot is not None:
         from memcalc.report.plots.bars import save_bars
@@ -139,7 +139,7 @@ def command(
             from memcalc.cli.output import print_text
             from memcalc.report.screens.fit import written_text
 
-            print_text(written_text(written, write))
+            print_text(written_text(written, write, units))
     files.complain()
     accepted = ("fits", "unknown") if accept_unknown else ("fits",)
     raise typer.Exit(0 if answer.verdict in accepted else 1)
@@ -167,19 +167,16 @@ def _check_target(write: Path | None, program: str | None, *, searched: str | No
         )
 
 
-def _exported(answer: FitResult, program: str, file: Path, config: str) -> Export | None:
-    """Return the first layout of the table that the program can run, as its file; None, with a warning, if none fits.
+def _exported(answer: FitResult, program: str, file: Path, config: str) -> ExportedLayout | None:
+    """Return the first layout of the table that fits in the program; None, with a warning, if no layout fits.
 
     Raises:
         InputError: the program can run none of them.
     """
     from memcalc.cli.messages import show_warning
-    from memcalc.exporters.completion import export
-    from memcalc.exporters.programs import PROGRAMS
+    from memcalc.exporters.layouts import exported_layout
 
-    specs = [best.result.spec for best in answer.best]
-    if not specs:
+    if not answer.best:
         show_warning(f"no layout fits, so {file} is not written.")
         return None
-    chosen = next((spec for spec in specs if not PROGRAMS[program].refusal(spec)), specs[0])
-    return export(chosen, program, file, config)
+    return exported_layout([best.result for best in answer.best], program, file, config)

@@ -18,7 +18,7 @@ from memcalc.documents.shared import (
     interval,
     limit_row,
 )
-from memcalc.exporters.completion import Export
+from memcalc.exporters.layouts import ExportedLayout
 from memcalc.ledger.result import Result
 from memcalc.ledger.verdict import Answer
 from memcalc.search.costs import TERMS
@@ -281,6 +281,10 @@ class FitWritten(TypedDict):
     """options that complete the file, in the syntax of --set"""
     command: str
     """command that estimates the layout from the file and the settings"""
+    device_bytes: int | None
+    """memory of a GPU when the file's program runs the layout"""
+    verdict: str | None
+    """whether it fits then"""
 
 
 class FitDocument(TypedDict):
@@ -313,7 +317,7 @@ class FitDocument(TypedDict):
     cost_terms: dict[str, FitTerm]
 
 
-def fit_document(answer: FitResult, written: Export | None = None, file: Path | None = None) -> FitDocument:
+def fit_document(answer: FitResult, written: ExportedLayout | None = None, file: Path | None = None) -> FitDocument:
     """Return the document of a search, with every layout that fits, the cheapest first.
 
     Args:
@@ -348,7 +352,13 @@ def fit_document(answer: FitResult, written: Export | None = None, file: Path | 
         "reason": None if answer.reason is None else _reason(answer.reason),
         "written": None
         if written is None or file is None
-        else {"file": str(file), "settings": list(written.settings), "command": shlex.join(written.command(file))},
+        else {
+            "file": str(file),
+            "settings": list(written.file.settings),
+            "command": shlex.join(written.file.command(file)),
+            "device_bytes": written.result.headline.device_bytes,
+            "verdict": written.result.verdict,
+        },
         "notes": list(answer.notes),
         "pruned": [
             {"choice": choice or None, "reason": reason, "times": times}

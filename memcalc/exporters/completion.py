@@ -36,6 +36,7 @@ class Export(NamedTuple):
     text: str  # the file
     settings: tuple[str, ...]  # what completes it, as `--set` takes them
     gpu: str | None  # the run's GPU, which is no part of the file; None: it names none
+    spec: Spec  # the run that file and settings describe: the same fields, in the file's program
 
     def command(self, file: str | Path) -> list[str]:
         """Return the arguments of the command that estimates the run from the file and the settings."""
@@ -66,7 +67,8 @@ def export(spec: Spec, program: str, file: str | Path, model: str | None = None)
     with temporary_directory("memcalc-export-") as folder:
         written = folder / path.name
         write_text(written, text)
-        return Export(chosen, text, _completing(spec, written, name), spec.hardware.gpu)
+        settings = _completing(spec, written, name)
+        return Export(chosen, text, settings, spec.hardware.gpu, load(written, settings, gpu=spec.hardware.gpu))
 
 
 def named_program(program: str, file: str | Path) -> ExportTarget:

@@ -11,9 +11,12 @@ import pytest
 from memcalc.api import estimate, load
 from memcalc.errors import InputError
 from memcalc.exporters.completion import export, named_program
+from memcalc.exporters.layouts import exported_layout
 from memcalc.exporters.programs import DEGREES, PROGRAMS
 from memcalc.importers.loading import import_file
+from memcalc.report.screens.fit import written_text
 from memcalc.spec.spec import Spec
+from memcalc.verdict.judge import size
 
 SMALL = {"num_layers": 3, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 1000}
 RUNS: dict[str, tuple[Any, tuple[str, ...]]] = {
@@ -184,6 +187,31 @@ def test_replicas_of_torchtitan_stay_replicas(tmp_path: Path) -> None:
 
     assert (read.parallelism.engine, read.parallelism.data_parallel) == ("ddp", 8)
     assert (read.training.implementation, read.training.recipe) == ("torchtitan", "amp")
+
+
+@pytest.mark.parametrize(("gpu", "fits"), [("a100-40gb", True), ("h100-80gb:7.2GiB", True)])
+def test_a_layout_says_what_it_needs_in_the_other_program(gpu: str, *, fits: bool, tmp_path: Path) -> None:
+    """torchtune's 4-bit weights are torchao's NF4Tensor: to restore one takes 12 bytes an element, bitsandbytes 2."""
+    words = ("framework=torchtune", "finetune=qlora", "implementation=plain", "s=512")
+    layout = size(load("meta-llama/Llama-3.2-1B", *words, gpu=gpu))
+    found = exported_layout([layout], "axolotl", tmp_path / "run.yaml", "meta-llama/Llama-3.2-1B")
+
+    assert found.file.spec.training.framework == "axolotl"
+    assert found.result.fits is fits
+    assert found.more_bytes < 0
+    said = written_text(found, Path("run.yaml"), "GiB").splitlines()[-1]
+    assert said.startswith("As axolotl runs it, this layout needs ")
+    assert said.endswith(" as above." if fits else " as above, and may not fit.")
+
+
+def test_the_first_layout_that_fits_in_the_other_program_is_written(tmp_path: Path) -> None:
+    layouts = [size(load("gpt2", f"b={batch}", "s=512", gpu="t4")) for batch in (2, 1)]
+    found = exported_layout(layouts, "torchtitan", tmp_path / "run.toml")
+
+    assert (found.layout, found.more_bytes) == (layouts[0], 0)
+    assert "runs it" not in written_text(found, Path("run.toml"), "GiB")
+    too_small = size(load("gpt2", "b=2", "s=512", gpu="t4:2GiB"))
+    assert exported_layout([too_small, *layouts], "torchtitan", tmp_path / "run.toml").layout is layouts[0]
 
 
 def test_a_pipeline_of_torchtitan_runs_as_it_was_estimated(tmp_path: Path) -> None:

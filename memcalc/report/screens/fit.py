@@ -6,7 +6,7 @@ import shlex
 from itertools import groupby
 from pathlib import Path
 
-from memcalc.exporters.completion import Export
+from memcalc.exporters.layouts import ExportedLayout
 from memcalc.report.screen import BAD, GOOD, Screen, draw_grid, draw_line, draw_list
 from memcalc.report.screens.fit_tables import (
     cost_grid,
@@ -33,9 +33,11 @@ from memcalc.report.screens.fit_text import (
 )
 from memcalc.report.screens.sizing import VERDICT_STYLES
 from memcalc.search.result import FitResult
-from memcalc.units import Unit
+from memcalc.units import Unit, format_bytes
 
 _STYLES = {True: GOOD, False: BAD}  # of what was found, or not
+
+EQUAL = 0.001  # of the memory of a layout: a written file that needs more or less says so
 
 
 def draw_fit(screen: Screen, answer: FitResult, unit: Unit, *, why: bool = False) -> None:
@@ -106,9 +108,9 @@ def _draw_nearest(screen: Screen, answer: FitResult, unit: Unit) -> None:
 _WIDTH = 78  # of a command's lines, which end in a backslash
 
 
-def written_text(written: Export, file: Path) -> str:
-    """Return where the file is, and the command that reads it with the settings that complete it."""
-    words = iter(written.command(file))
+def written_text(written: ExportedLayout, file: Path, unit: Unit) -> str:
+    """Return where the file is, the command that reads it with the settings that complete it, and what changes."""
+    words = iter(written.file.command(file))
     lines = [""]
     for word in words:
         part = shlex.quote(word)
@@ -118,6 +120,11 @@ def written_text(written: Export, file: Path) -> str:
             lines.append(f"  {part}")
         else:
             lines[-1] += f"{' ' if lines[-1] else ''}{part}"
-    return f"Wrote {file} for {written.program.label}. Add these settings, which it cannot contain:\n" + " \\\n".join(
-        f"  {line}" for line in lines
-    )
+    label, command = written.file.program.label, " \\\n".join(f"  {line}" for line in lines)
+    text = f"Wrote {file} for {label}. Add these settings, which it cannot contain:\n{command}"
+    result = written.result
+    if abs(written.more_bytes) > EQUAL * (written.layout.headline.device_bytes or 0) or not result.fits:
+        needed, above = (format_bytes(each.headline.device_bytes or 0, unit) for each in (result, written.layout))
+        sure = "" if result.fits else ", and may not fit"
+        text += f"\nAs {label} runs it, this layout needs {needed}, not {above} as above{sure}."
+    return text
