@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -72,6 +72,10 @@ class ImportedConfig:
         training = self.blocks.get("training", {})
         named = program_name(str(training.get("framework")), training.get("versions", {}))
         return Origin(self.program or named, self.sentences(), self.limits, self.assumptions)
+
+    def fields_of(self, path: str) -> tuple[str, ...]:
+        """Return the fields of the file that set memcalc's field at this path."""
+        return _fields_of(path, self.mapped)
 
     def sentences(self) -> tuple[str, ...]:
         """Sentences about all fields, for the notes of a result."""
@@ -154,7 +158,7 @@ def read(
             if not isinstance(value, Mapping):  # a block's own fields come after it
                 mapped.append((path, value, meaning.meaning))
     _place_ranks(draft, launch)
-    _finish(framework, draft, open_fields)
+    _finish(framework, draft, open_fields, mapped)
     missing = [(path, what) for path, what in framework.expected if not _is_settled(draft, path)]
     return ImportedConfig(
         framework,
@@ -196,12 +200,12 @@ def _place_ranks(draft: Draft, launch: Launch | None) -> None:
     draft.overridden = {**draft.overridden, path: draft.values[path]}
 
 
-def _finish(framework: FileFormat, draft: Draft, open_fields: set[str]) -> None:
+def _finish(framework: FileFormat, draft: Draft, open_fields: set[str], mapped: Sequence[tuple[str, Any, str]]) -> None:
     """Set the fields that follow from several others, except model fields that the user sets."""
     placed = frozenset(draft.values)
     if framework.framework:
         draft.default(FRAMEWORK, framework.framework)
-    with _refusing(framework):
+    with _refusing(framework, mapped=mapped):
         framework.finish(draft)
     for path in (open_fields - placed) | _of_the_model(draft):
         draft.values.pop(path, None)
@@ -216,6 +220,10 @@ def unique_limits(limits: Iterable[Limit]) -> tuple[Limit, ...]:
         if known is None or limit[1:] > known[1:]:
             found[limit.feature] = limit
     return tuple(found.values())
+
+
+def _fields_of(path: str, mapped: Iterable[tuple[str, Any, str]]) -> tuple[str, ...]:
+    return tuple(field for field, _, meaning in mapped if path in meaning.split(", "))
 
 
 def _is_settled(draft: Draft, path: str) -> bool:
@@ -243,11 +251,18 @@ def _settings(paths: Iterable[str]) -> str:
 
 
 @contextmanager
-def _refusing(framework: FileFormat, path: str = "") -> Iterator[None]:
-    """Raise an `InputError` for a value that cannot be translated."""
+def _refusing(framework: FileFormat, path: str = "", mapped: Iterable[tuple[str, Any, str]] = ()) -> Iterator[None]:
+    """Raise an `InputError` for a value that cannot be translated.
+
+    Args:
+        framework: the framework of the file.
+        path: the field of the file that has the value; "": one of `mapped`.
+        mapped: fields of the file, their values, and memcalc's fields.
+    """
     try:
         yield
     except Untranslatable as error:
+        path = path or " and ".join(_fields_of(error.path, mapped))
         raise InputError(
             f"{path or error.path.rpartition('.')[2]} = {error.value!r} is not a supported value of {framework.name}.",
             f"Choose from {error.known}, or set memcalc's own field: --set {error.path}=.",

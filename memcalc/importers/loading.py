@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memcalc.errors import InputError, MemcalcError
+from memcalc.errors import InputError, InputErrors, MemcalcError
 from memcalc.files import is_file, read_text
 from memcalc.spec.loading import OpenedConfig, load_opened
 from memcalc.spec.loading import load as load_own
@@ -68,11 +68,10 @@ def load(
     read = _opened(config, overrides, path)
     try:
         spec = load_opened(read, changes, gpu=gpu, check=check)
+    except InputErrors as errors:
+        raise InputErrors([_in_file(error, config, path) for error in errors.errors]) from None
     except InputError as error:
-        where = error.location.removeprefix("configuration").lstrip(": ")
-        if config.name:  # of a hub id, which the error names itself
-            raise InputError(error.problem, error.remedy, where.removeprefix("hf_config").lstrip(": ")) from None
-        raise InputError(error.problem, error.remedy, f"{path}: {where}" if where else str(path)) from None
+        raise _in_file(error, config, path) from None
     others: dict[tuple[object, ...], Spec] = {}
     for each in read.others:
         with suppress(MemcalcError):  # valid without the GPU, but not with it
@@ -80,6 +79,16 @@ def load(
             others[other.blocks] = other
     others.pop(spec.blocks, None)
     return spec.with_origin(spec.origin._replace(others=OtherCandidates(spec.blocks, tuple(others.values()))))
+
+
+def _in_file(error: InputError, config: ImportedConfig, path: Path) -> InputError:
+    """Return an error about memcalc's own fields with its place in another program's file."""
+    where = error.location.removeprefix("configuration").lstrip(": ")
+    if config.name:  # of a hub id, which the error names itself
+        return InputError(error.problem, error.remedy, where.removeprefix("hf_config").lstrip(": "))
+    given = " and ".join(config.fields_of(where))
+    place = f"{given} ({where})" if given else where
+    return InputError(error.problem, error.remedy, f"{path}: {place}" if place else str(path))
 
 
 def opened(source: Spec | str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> OpenedConfig:

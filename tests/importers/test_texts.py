@@ -112,3 +112,40 @@ def test_classes_of_language_models(name: str, tmp_path: Path) -> None:
 
     assert found is not None
     assert found.not_modelled == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "model_name_or_path: gpt2\nmax_length: 2048\nper_device_train_batch_size: 1\n",
+            (
+                "run.yaml: max_length (training.sequence_length): sequence_length = 2048 is longer than the 1024 learned "
+                "positions. Set sequence_length: 1024 or less, or raise model.max_position_embeddings."
+            ),
+        ),
+        (
+            "model_name_or_path: gpt2\nper_device_train_batch_size: -3\nlora_r: 0\nuse_peft: true\n",
+            (
+                "run.yaml: lora_r (training.lora.rank): rank = 0 is too small. Set more than 0.\n"
+                "run.yaml: per_device_train_batch_size (training.micro_batch_size): micro_batch_size = -3 is too small. "
+                "Set more than 0."
+            ),
+        ),
+    ],
+)
+def test_errors_of_values_name_the_fields_of_the_file(
+    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run.yaml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError) as caught:
+        load("run.yaml", ("framework=sft",))
+
+    assert sorted(str(caught.value).splitlines()) == message.splitlines()
+
+
+def test_an_error_names_the_field_that_several_fields_decide(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("model_name_or_path: gpt2\nper_device_train_batch_size: 1\noptim: adamwx\n")
+    with pytest.raises(InputError, match="optim = 'adamwx' is not a supported value of Hugging Face"):
+        load(tmp_path / "run.yaml")
