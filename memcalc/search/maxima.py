@@ -20,7 +20,7 @@ from memcalc.spec.recompute_plan import leaves
 from memcalc.spec.spec import Spec
 from memcalc.suggestions.run_overrides import as_is
 from memcalc.units import divisors
-from memcalc.verdict.judge import is_expected_to_fit, judge, size
+from memcalc.verdict.judge import is_expected_as_assumed, is_expected_to_fit, judge, others_are_expected, size
 from memcalc.verdict.needs import can_replay
 
 # Larger than any batch, sequence or model; the longest range that Python can measure with 32-bit sizes, as in a
@@ -113,6 +113,10 @@ def maximum(what: str, spec: Spec, as_read: Reader = as_is) -> Maximum:
             refused[value] = error.problem
             return None
 
+    def fits_as_assumed(value: int) -> bool:
+        run = read(value)
+        return run is not None and is_expected_as_assumed(run)
+
     def fits(value: int) -> bool:
         run = read(value)
         return run is not None and is_expected_to_fit(run)
@@ -125,11 +129,14 @@ def maximum(what: str, spec: Spec, as_read: Reader = as_is) -> Maximum:
     every = 0
     if scale.round_to and isinstance(scale.ladder, range):
         every = lcm(scale.ladder.step, scale.round_to) // scale.ladder.step
-    found = fit_boundary(scale.ladder, fits, start, step, now, every)
+    found = fit_boundary(scale.ladder, fits_as_assumed, start, step, now, every)
+    at = read(found.value) if found.value else None
+    if at is not None and not others_are_expected(at):  # rarely: the assumed candidate mostly needs most
+        found = fit_boundary(scale.ladder, fits, scale.ladder.index(found.value), step, now, every)
+        at = read(found.value) if found.value else None
     next_value = found.next_value
     following = None if next_value is None else read(next_value)
     next_verdict = None if following is None else judge(following)
-    at = read(found.value) if found.value else None
     return Maximum(
         quantity=what,
         value=found.value,

@@ -86,15 +86,22 @@ def is_expected_to_fit(spec: Spec) -> bool:
     The same must be true of other candidates of open choices. Otherwise it equals `judge(spec).expected`, with one
     replay where that may need two.
     """
+    return is_expected_as_assumed(spec) and others_are_expected(spec)
+
+
+def others_are_expected(spec: Spec) -> bool:
+    """Return whether all other candidates of open choices are expected to fit."""
     gpu = spec.gpu
     assert gpu is not None
-    return _is_expected_alone(spec, gpu) and all(
-        fits_by_records(each, gpu.usable_bytes) or _is_expected_alone(each, gpu) for each in other_candidates(spec)
+    return all(
+        fits_by_records(each, gpu.usable_bytes) or is_expected_as_assumed(each) for each in other_candidates(spec)
     )
 
 
-def _is_expected_alone(spec: Spec, gpu: GpuSpec) -> bool:
+def is_expected_as_assumed(spec: Spec) -> bool:
     """Return `is_expected_to_fit` without other candidates."""
+    gpu = spec.gpu
+    assert gpu is not None
     if not can_replay(spec):
         return judge(spec).expected
     limits = limits_of(spec)
