@@ -9,7 +9,7 @@ from math import inf
 
 from memcalc.estimation.estimate import estimate
 from memcalc.estimation.limits import limits_of
-from memcalc.estimation.outside_allocator import outside_bytes
+from memcalc.estimation.outside_allocator import least_outside_bytes, outside_bytes
 from memcalc.layout.stages import stages_of
 from memcalc.ledger.result import DeviceMemory, LargestBatchAndContext, OutsideMemory, RankResult, Result, known
 from memcalc.ledger.verdict import Answer, Interval, Verdict, holding_memory, overcounting
@@ -249,7 +249,10 @@ def as_assumed(verdict: Verdict, spec: Spec) -> Verdict:
     least = max(verdict.least_bytes - moved, 0)
     if verdict.overcounted:
         return replace(verdict, least_bytes=least)
-    if verdict.answer != "does-not-fit" or verdict.needed_bytes - moved > verdict.limit_bytes:
+    if verdict.answer != "does-not-fit" or not moved:
+        return verdict
+    smallest = allocated_bytes(spec, spec.gpu) - moved + least_outside_bytes(spec, spec.gpu)
+    if smallest > verdict.limit_bytes:
         return verdict
     return replace(verdict, answer="unknown", least_bytes=least, assumed=True)
 
