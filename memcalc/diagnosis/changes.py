@@ -24,6 +24,7 @@ from memcalc.suggestions.candidates import RESULTS, candidates
 from memcalc.suggestions.change_search import ChangeSearch, SuggestedChange
 from memcalc.suggestions.run_overrides import UserRun
 from memcalc.verdict.needs import MemoryNeed, least_bytes, need_of
+from memcalc.verdict.other_candidates import other_candidates
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +136,9 @@ def _changes(run: UserRun, peak: int, unexplained: int, budget: int | None) -> t
                 return least, False
         reserved = _reserved(need_of(spec, None, result.ledger.peak_bytes), extra)
         fits = None if budget is None else reserved.fits(budget)
+        if budget is not None and fits:  # only if other candidates of open choices do, too
+            others = (_reserved(need_of(each, None), extra).fits(budget) for each in other_candidates(spec))
+            fits = True if all(others) else None
         # Features that are not modelled make the result unknown, unless the message shows the memory beyond the
         # estimate.
         limits = limits_of(spec)

@@ -5,6 +5,7 @@ from functools import cache
 
 import pytest
 
+from memcalc.diagnosis import changes
 from memcalc.diagnosis.changes import ExplainedReport
 from memcalc.diagnosis.diagnosis import diagnose
 from memcalc.estimation.estimate import estimate
@@ -57,6 +58,21 @@ def test_what_the_ledger_does_not_know_is_added_to_every_change() -> None:
     assert found.needed.bytes == need_of(load(*run), None).reserved_bytes + found.unexplained
     assert found.needed.errors.replayed
     assert any("used more than estimated at that point" in note for note in found.notes)
+
+
+def test_a_change_fits_only_if_it_does_with_other_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a file that leaves its program open, a candidate may need more than the assumed one."""
+    text = b"CUDA out of memory. Tried to allocate 1.00 GiB (GPU 0; 24.00 GiB total capacity; 20.00 GiB already allocated; 2.00 GiB free; 21.00 GiB reserved in total by PyTorch)"
+    run = written_out(load(*RUN))
+    assumed = diagnose("a.log", io.BytesIO(text), run).explained
+    monkeypatch.setattr(changes, "other_candidates", lambda spec: (spec.with_training(micro_batch_size=512),))
+    open_choice = diagnose("a.log", io.BytesIO(text), run).explained
+
+    assert assumed is not None
+    assert open_choice is not None
+    assert any(change.fits for change in assumed.changes)
+    assert not any(change.fits for change in open_choice.changes)
+    assert any(change.fits is None for change in open_choice.changes)
 
 
 @pytest.mark.parametrize("allocated", quick_every(3, ["8.00", "16.00", "22.00"], first=1))
