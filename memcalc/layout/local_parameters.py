@@ -23,6 +23,7 @@ from memcalc.layout.parameters import (
     parameter_table,
     trains_with_text,
 )
+from memcalc.layout.spec_cache import cached_by_spec
 from memcalc.layout.stages import Stage, one_in_flight
 from memcalc.layout.symbols import model_values
 from memcalc.layout.weight_layout import TRANSPOSED, table_gradient_is_unsharded, weight_layout
@@ -142,6 +143,19 @@ class Precision(NamedTuple):
 
 def stage_parameters(spec: Spec, stage: Stage) -> LocalParameters:
     """Return the parameters of a stage on one tensor-parallel rank."""
+    known = _known_parameters(spec)
+    if stage not in known:
+        known[stage] = _parameters_of(spec, stage)
+    return known[stage]
+
+
+@cached_by_spec
+def _known_parameters(spec: Spec) -> dict[Stage, LocalParameters]:  # noqa: ARG001
+    """Return an empty table for the parameters of a run, the same one while the run is remembered."""
+    return {}
+
+
+def _parameters_of(spec: Spec, stage: Stage) -> LocalParameters:
     return _stage_parameters(
         spec.model,
         implementation=spec.training.implementation,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 
 from memcalc.layout.adapters import Adapters, Quantization, adapters_of
 from memcalc.layout.local_parameters import LocalParameter
@@ -139,9 +140,13 @@ def all_parameters(spec: Spec) -> int:
 def trainable_parameters(spec: Spec) -> int:
     """Return the number of parameters that get a gradient."""
     if adapters_of(spec) is None:
-        tower = tower_trains(spec.model, spec.training)
-        return sum(row.total for row in parameter_table(spec.model) if tower or trains_with_text(row.module))
+        return _trainable_of_model(spec.model, tower=tower_trains(spec.model, spec.training))
     return _adapter_parameters(spec)
+
+
+@lru_cache(maxsize=256)
+def _trainable_of_model(model: ModelSpec, *, tower: bool) -> int:
+    return sum(row.total for row in parameter_table(model) if tower or trains_with_text(row.module))
 
 
 def loads_weights(spec: Spec) -> bool:

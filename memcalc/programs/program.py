@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import cached_property, partial
+from math import prod
 from typing import Literal, NamedTuple
 
 from memcalc.ledger.component import Component
@@ -55,10 +56,7 @@ class StorageSize(NamedTuple):
         """Return the bytes of one such tensor."""
         if self.rule is not None:
             return self.rule(values, **dict(self.arguments))
-        size = self.item_bytes
-        for axis in self.axes:
-            size *= values[axis]
-        return size
+        return prod(map(values.__getitem__, self.axes), start=self.item_bytes)
 
 
 def _kind(storage: Storage) -> StorageSize:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from memcalc.layout.local_parameters import LocalParameter, LocalParameters
@@ -30,8 +31,13 @@ def loops_of(spec: Spec, plan: Segment) -> tuple[LayerLoop, ...]:
     """
     numbers: dict[Hashable, int] = {}  # of distinct keys: numbers are compared faster
     modules = modules_by_layer(spec)
-    keys = (_key(modules, item) for item in plan)
-    return tuple(_loops(plan, [numbers.setdefault(key, len(numbers)) for key in keys]))
+    keys = [modules(item) if isinstance(item, int) else _key(modules, item) for item in plan]
+    return _loops_of(plan, tuple([numbers.setdefault(key, len(numbers)) for key in keys]))
+
+
+@lru_cache(maxsize=256)
+def _loops_of(plan: Segment, keys: tuple[int, ...]) -> tuple[LayerLoop, ...]:
+    return tuple(_loops(plan, keys))
 
 
 def _loops(plan: Segment, keys: Sequence[int]) -> Iterator[LayerLoop]:

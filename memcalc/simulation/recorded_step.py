@@ -286,16 +286,21 @@ class RecordedPasses:
 
     @cached_property
     def _of_first(self) -> dict[str, IntervalPeak]:
-        return self._peaks(self.of.of_first)
+        if self.of.workspace is None:
+            return self._of_others
+        return self._by_phase(peaks(self.stream, self.of.of_first, self.rounds, self._all_of_others))
 
     @cached_property
     def _of_others(self) -> dict[str, IntervalPeak]:
-        return self._of_first if self.of.workspace is None else self._peaks(self.of.of_others)
+        return self._by_phase(self._all_of_others)
 
-    def _peaks(self, sizes: Sequence[int]) -> dict[str, IntervalPeak]:
-        found = peaks(self.stream, sizes, self.rounds)
+    @cached_property
+    def _all_of_others(self) -> list[IntervalPeak]:
+        return peaks(self.stream, self.of.of_others, self.rounds)
+
+    def _by_phase(self, found: list[IntervalPeak]) -> dict[str, IntervalPeak]:
         begun = found[self.stream.phases.index(EXISTING)].bytes  # counted with the model states
-        moved = (peak._replace(bytes=peak.bytes - begun) for peak in found)
+        moved = found if not begun else [peak._replace(bytes=peak.bytes - begun) for peak in found]
         return dict(zip(self.stream.phases, moved, strict=True))
 
     def block_bytes(self, kind: StorageKind, *, first: bool) -> int:

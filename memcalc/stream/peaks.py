@@ -44,6 +44,7 @@ class IntervalPeak(NamedTuple):
     stretch: int  # index of the interval
     position: int  # number of the interval's requests up to the peak
     last: bool  # whether a loop around the position is in its last round; otherwise in its first
+    begin: int = 0  # live bytes when the interval begins
 
 
 class SizelessStream:
@@ -97,6 +98,13 @@ class SizelessStream:
         return [number for number, kind in enumerate(self.kinds) if not isinstance(kind.label, TensorLabel)]
 
     @cached_property
+    def first_once(self) -> int:
+        """The index of the first interval that allocates a storage of the first step only; else their number."""
+        once = {number for number, kind in enumerate(self.kinds) if kind.once}
+        found = (number for number, script in enumerate(self.scripts) if not once.isdisjoint(script))
+        return next(found, len(self.scripts))
+
+    @cached_property
     def split(self) -> list[list[StreamSegment]]:
         """The segments of each interval."""
         return [[*self._segments(stretch)] for stretch in range(len(self.scripts))]
@@ -125,7 +133,10 @@ class SizelessStream:
 
 
 def peaks(
-    stream: SizelessStream, sizes: Sequence[int], rounds: Mapping[Hashable, int] = NO_ROUNDS
+    stream: SizelessStream,
+    sizes: Sequence[int],
+    rounds: Mapping[Hashable, int] = NO_ROUNDS,
+    other: Sequence[IntervalPeak] = (),
 ) -> list[IntervalPeak]:
     """Return the peak of each interval, in order.
 
@@ -133,19 +144,22 @@ def peaks(
         stream: the stream.
         sizes: block size of each kind of storage, in bytes.
         rounds: numbers of rounds, by name.
+        other: the peaks with sizes that differ only in storages of the first step.
     """
     changes = [*sizes, *map(neg, reversed(sizes))]  # changes[~kind] == -sizes[kind]
-    found: list[IntervalPeak] = []
-    current = 0
-    for number, script in enumerate(stream.scripts):
-        best = IntervalPeak(current, number, 0, last=False)
+    found = [*other[: stream.first_once]]
+    current = other[len(found)].begin if len(found) < len(other) else 0
+    for number, script in enumerate(stream.scripts[len(found) :], len(found)):
+        begun = current
+        best = IntervalPeak(current, number, 0, last=False, begin=begun)
         for begin, end, times in stream.segments(number, rounds):
             before = current
             live = [*accumulate(map(changes.__getitem__, script[begin:end]), initial=before)]
             current, top = live[-1], max(live)
             further = (current - before) * (times - 1)
             if top + max(further, 0) > best.bytes:
-                best = IntervalPeak(top + max(further, 0), number, begin + live.index(top), last=further > 0)
+                position = begin + live.index(top)
+                best = IntervalPeak(top + max(further, 0), number, position, last=further > 0, begin=begun)
             current += further
         found.append(best)
     return found
