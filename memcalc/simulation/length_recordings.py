@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property, lru_cache
-from itertools import chain, cycle
+from itertools import cycle
 from typing import NamedTuple
 
 from memcalc.allocator.pytorch.constants import SIZE_MASK, STREAM_SHIFT
@@ -18,8 +18,8 @@ from memcalc.layout.sequence_sharding import has_ring_attention
 from memcalc.layout.stages import LayerModules, Stage, layer_modules, stages_of
 from memcalc.programs.program import Program
 from memcalc.programs.sized_program import ProgramSizer, SizedProgram, run_sizer
-from memcalc.simulation.batch_lengths import BatchLength, length_of, with_length
-from memcalc.simulation.simulated_run import SimulatedRun, repeated_steps
+from memcalc.simulation.batch_lengths import BatchLength, length_of, orders_of, with_length
+from memcalc.simulation.simulated_run import SimulatedRun, further_steps, repeated_steps
 from memcalc.spec.scoring import scored_by_reference
 from memcalc.spec.spec import Spec
 from memcalc.states.state_options import state_options
@@ -185,13 +185,15 @@ class LengthRecording:
         lengths: tuple[BatchLength, ...],
         batches: Callable[[BatchLength], SizedBatch],
     ) -> None:
-        self._spec, self._lengths, self._batches = spec, lengths, batches
+        self.lengths = lengths
+        self._spec, self._batches = spec, batches
         self._slots: dict[Slot, int] = {}  # with their placeholders
         self._tables: dict[BatchLength, dict[int, int]] = {}  # by length
         self._scripts: dict[tuple[int, BatchLength], list[int]] = {}  # by number of the interval and length
         sizers = {length: OpenSizer(batches(length), self._placeholder) for length in lengths}
         run = SimulatedRun(spec, Requests(), rank=rank, lengths=lengths, sizer_of=lambda run: sizers[length_of(run)])
         self._requests, self._beginnings, self._steps = run.play(), run.beginnings, run.steady_steps
+        self._ends = run.steady_ends
         self._programs = {slot.program for slot in self._slots}
         scripts = (interval.script for interval in self._requests.stretches)
         self._open = {change for script in scripts for change in script if change > 0 and change & SIZE_MASK >= _FIRST}
@@ -201,8 +203,10 @@ class LengthRecording:
 
     def serves(self, lengths: tuple[BatchLength, ...]) -> bool:
         """Return whether an order of lengths makes the same requests, of other sizes."""
-        pairs = {*zip(self._lengths, lengths, strict=True)}
-        return all(self._covers(self._batches(ours), self._batches(other)) for ours, other in pairs)
+        pairs = {*zip(self.lengths, lengths, strict=False)}
+        return len(lengths) == len(self.lengths) and all(
+            self._covers(self._batches(ours), self._batches(other)) for ours, other in pairs
+        )
 
     def _covers(self, ours: SizedBatch, other: SizedBatch) -> bool:
         return ours.blocks == other.blocks and all(
@@ -212,25 +216,34 @@ class LengthRecording:
     def requests(self, lengths: tuple[BatchLength, ...]) -> Requests:
         """Return the requests of an order of lengths that it serves."""
         tables = {length: self._table(length) for length in lengths}
-        stretches, empty = [*self._requests.stretches], set[int]()
+        stretches, empty = [*self._requests.stretches], list[int]()
         following = (*self._beginnings[1:], Beginning(len(stretches), len(self._requests.labels)))
         for begin, end, length in zip(self._beginnings, following, cycle(lengths), strict=False):
             table = tables[length]
             for at in range(begin.stretch, end.stretch):
                 stretches[at] = stretches[at]._replace(script=self._script(at, length))
-            numbers = chain.from_iterable(self._numbers[change] for change, size in table.items() if not size)
-            empty.update(number for number in numbers if begin.storage <= number < end.storage)
+            if none := {change for change, size in table.items() if not size}:
+                made = self._made[begin.storage : end.storage]
+                empty += [~number for number, change in enumerate(made, begin.storage) if change in none]
         if empty:  # nothing is allocated, and so nothing freed
+            frees = frozenset(empty)
             for at in range(self._beginnings[0].stretch, len(stretches)):
-                script = [change for change in stretches[at].script if change >= 0 or ~change not in empty]
+                script = [change for change in stretches[at].script if change not in frees]
                 stretches[at] = stretches[at]._replace(script=script)
         return self._requests.with_intervals(stretches, repeated_steps(self._spec, lengths, self._steps))
+
+    def first_steps(self, steps: int) -> Requests:
+        """Return the requests of its own lengths, without those after a number of steady steps."""
+        whole = self.requests(self.lengths)
+        intervals = whole.stretches[: self._ends[steps - 1]]
+        return whole.with_intervals(intervals, repeated_steps(self._spec, self.lengths, self._steps[:steps]))
 
     def _script(self, at: int, length: BatchLength) -> list[int]:
         """Return the requests of an interval with batches of one length, which orders of lengths share."""
         if (at, length) not in self._scripts:
             table = self._table(length)
-            self._scripts[at, length] = [table.get(change, change) for change in self._requests.stretches[at].script]
+            script = self._requests.stretches[at].script
+            self._scripts[at, length] = [*map(table.get, script, script)]
         return self._scripts[at, length]
 
     def _table(self, length: BatchLength) -> dict[int, int]:
@@ -245,14 +258,9 @@ class LengthRecording:
         return self._tables[length]
 
     @cached_property
-    def _numbers(self) -> dict[int, list[int]]:
-        """The storages of each encoded placeholder."""
-        found: dict[int, list[int]] = {change: [] for change in self._open}
-        scripts = (interval.script for interval in self._requests.stretches)
-        for number, change in enumerate(change for script in scripts for change in script if change >= 0):
-            if change in found:
-                found[change].append(number)
-        return found
+    def _made(self) -> list[int]:
+        """The encoded request of each storage."""
+        return [change for interval in self._requests.stretches for change in interval.script if change >= 0]
 
 
 class LengthRecordings:
@@ -273,10 +281,19 @@ class LengthRecordings:
 
         Most orders are served by a recording of batches that are as long as possible, because they need all workspaces.
         """
-        if not self._known:
-            self._record((length_of(self._spec),) * len(lengths))
+        self._of_longest(len(lengths))
         found = next((each for each in self._known if each.serves(lengths)), None) or self._record(lengths)
         return found.requests(lengths)
+
+    def of_one_length(self) -> Requests:
+        """Return the requests of batches of one length, for a replay: labels and a few last frees are those of more."""
+        recording = self._of_longest(max(map(len, orders_of(self._spec))))
+        return recording.first_steps(1 + further_steps(self._spec))
+
+    def _of_longest(self, number: int) -> LengthRecording:
+        """Return the recording of a number of batches that are as long as possible."""
+        lengths = (length_of(self._spec),) * number
+        return next((each for each in self._known if each.lengths == lengths), None) or self._record(lengths)
 
     def _record(self, lengths: tuple[BatchLength, ...]) -> LengthRecording:
         self._known.append(LengthRecording(self._spec, self._rank, lengths, self._batches))

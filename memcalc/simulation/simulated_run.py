@@ -28,7 +28,7 @@ from memcalc.sharding.engines import arriving_gradients, engine_of, gradient_nam
 from memcalc.sharding.megatron import lacks as megatron_lacks
 from memcalc.sharding.schedules import lacks as pipeline_lacks
 from memcalc.simulation.backward_updates import UpdatesInBackward
-from memcalc.simulation.batch_lengths import BatchLength, length_of, with_length
+from memcalc.simulation.batch_lengths import BatchLength, length_of, orders_of, with_length
 from memcalc.simulation.construction.initial_tensors import InitialTensor, InitialTensors
 from memcalc.simulation.construction.model import built_before_training
 from memcalc.simulation.evaluation import evaluated, reference_run
@@ -75,6 +75,22 @@ def run_requests(
             same length. There are as many steps as these need, but at least three.
     """
     return _recorded(spec, stage or stages_of(spec)[0], rank, lengths)
+
+
+@lru_cache(maxsize=1)
+def replayed_requests(
+    spec: Spec, stage: Stage | None = None, rank: int | None = None, lengths: tuple[BatchLength, ...] = ()
+) -> Requests:
+    """Return the requests of `run_requests` for a replay: labels and a few last frees may be those of more steps.
+
+    A run that is replayed in several orders of lengths shares recordings, and so do its batches of one length.
+    """
+    if not lengths and orders_of(spec):
+        from memcalc.simulation.length_recordings import can_share, length_recordings  # they record a SimulatedRun
+
+        if can_share(spec):
+            return length_recordings(spec, rank).of_one_length()
+    return run_requests(spec, stage, rank, lengths)
 
 
 def delayed_requests(spec: Spec, rank: int | None = None, lengths: tuple[BatchLength, ...] = ()) -> Requests:
@@ -131,6 +147,11 @@ def simulate(spec: Spec, stage: Stage | None = None, rank: int | None = None) ->
         return replay(requests, settings, torch, gpu.usable_bytes - gpu.context_bytes, gpu.usable_bytes)
     except OutOfMemory:
         return replay(requests, settings, torch, capacity=gpu.usable_bytes)
+
+
+def further_steps(spec: Spec) -> int:
+    """Return the number of steps after the first ones in which batches of one length may find other free blocks."""
+    return 1 if spec.training.empty_cache_steps is None else EMPTYING_CYCLE
 
 
 def repeated_steps(spec: Spec, lengths: tuple[BatchLength, ...], steps: Sequence[Beginning]) -> list[Beginning]:
@@ -232,6 +253,7 @@ class SimulatedRun:
         self.steady_gradients: list[int] = []  # the gradients it was recorded with
         self.steps = 0  # completed
         self.steady_steps: list[Beginning] = []
+        self.steady_ends: list[int] = []  # the number of intervals up to the end of each steady step
 
     def play(self) -> Requests:
         """Record all phases."""
@@ -244,6 +266,8 @@ class SimulatedRun:
             if phase == f"forward_{STEPS}":
                 self.steady_steps.append(self.requests.next_beginning())
             self.requests.begin(phase)
+            if phase == f"zero_grad_{STEPS}" and self.steady_steps:
+                self.steady_ends.append(len(self.requests.stretches) - 1)
             if phase.startswith("zero_grad"):  # programs that read the loss wait at least once a step
                 self.requests.wait()
             if phase == "optimizer":
@@ -255,15 +279,15 @@ class SimulatedRun:
             self._run(phase)
             for index in [index for index in self.alive if following and not self.built[index].mask & BIT[following]]:
                 self.requests.drop(self.alive.pop(index))
+        self.steady_ends.append(len(self.requests.stretches))
         self.requests.steady = repeated_steps(self.spec, self.lengths, self.steady_steps)
         return self.requests
 
     @property
     def _more_steps(self) -> int:
         """The number of steps after the first ones: one, or as many as the lengths and emptied caches need."""
-        training = self.spec.training
-        each = min(training.gradient_accumulation_steps, MICRO_BATCHES)
-        return max(ceil(len(self.lengths) / each) - STEPS, 1 if training.empty_cache_steps is None else EMPTYING_CYCLE)
+        each = min(self.spec.training.gradient_accumulation_steps, MICRO_BATCHES)
+        return max(ceil(len(self.lengths) / each) - STEPS, further_steps(self.spec))
 
     def _make(self, built: InitialTensors) -> list[int]:
         found: list[int] = []
@@ -285,8 +309,12 @@ class SimulatedRun:
     def _construct(self, made: InitialTensor) -> int:
         """Allocate a tensor, free what its construction needed, and return its storage."""
         before = [self.requests.play(made.before, Component.TEMPORARIES)] if made.before else []
-        storage = self.requests.play(made.several or (made.size,), made.component)
-        self.requests.drop(before)
+        if made.several:
+            storage = self.requests.play(made.several, made.component)
+        else:
+            storage = self.requests.take(made.size, 0, made.component)
+        if before:
+            self.requests.drop(before)
         return storage
 
     def _run(self, phase: str) -> None:

@@ -63,22 +63,18 @@ class SizelessStream:
         kinds: list[StorageKind] = []
         known: dict[tuple[int, int, bool], int] = {}  # storages of one label object, size and life -> their kind
         labels, once = requests.labels, requests.once
+        sizes = (change for interval in requests.stretches for change in interval.script if change >= 0)
         kind_of: list[int] = []  # of each storage
+        for number, (label, change) in enumerate(zip(labels, sizes, strict=True)):
+            key = id(label), change, number in once
+            kind = known.get(key)
+            if kind is None:
+                kind = known[key] = len(kinds)
+                kinds.append(StorageKind(label, change & SIZE_MASK, number in once))
+            kind_of.append(kind)
+        made = iter(kind_of)
         for interval in requests.stretches:
-            script = []
-            for change in interval.script:
-                if change < 0:
-                    script.append(~kind_of[~change])
-                    continue
-                number = len(kind_of)
-                key = id(labels[number]), change, number in once
-                kind = known.get(key)
-                if kind is None:
-                    kind = known[key] = len(kinds)
-                    kinds.append(StorageKind(labels[number], change & SIZE_MASK, number in once))
-                kind_of.append(kind)
-                script.append(kind)
-            self.scripts.append(script)
+            self.scripts.append([next(made) if change >= 0 else ~kind_of[~change] for change in interval.script])
         self.kinds = tuple(kinds)
 
     @property

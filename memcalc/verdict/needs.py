@@ -18,7 +18,7 @@ from memcalc.ledger.component import Component
 from memcalc.ledger.verdict import Answer, RecordedErrors
 from memcalc.sharding.engines import ranks_to_replay, waits_for_streams
 from memcalc.simulation.batch_lengths import BatchLength, orders_of
-from memcalc.simulation.simulated_run import delayed_requests, run_requests, unsupported_reason
+from memcalc.simulation.simulated_run import delayed_requests, replayed_requests, unsupported_reason
 from memcalc.spec.hardware.gpus import GpuSpec
 from memcalc.spec.limits import Overcount, most_overcounted
 from memcalc.spec.model_families.transformers_fallback import reject_without_formulas
@@ -175,7 +175,7 @@ def gets_through(spec: Spec, gpu: GpuSpec) -> bool:
         room = gpu.usable_bytes - outside_bytes(spec, gpu, stage)
         for rank in ranks_to_replay(spec):
             for lengths in ((), *orders_of(spec)):
-                requests = partial(run_requests, spec, stage, rank, lengths)
+                requests = partial(replayed_requests, spec, stage, rank, lengths)
                 if not spec.training.alloc_conf and reserved_upper_bound(requests()) <= room:
                     continue  # proven for default settings, without a replay
                 if _replay_on(spec, stage, rank, room, lengths) is None:
@@ -198,7 +198,7 @@ def _replay_on(
     `late`: with CUDA streams that are as late as possible.
     """
     training = spec.training
-    requests = delayed_requests(spec, rank, lengths) if late else run_requests(spec, stage, rank, lengths)
+    requests = delayed_requests(spec, rank, lengths) if late else replayed_requests(spec, stage, rank, lengths)
     capacity = None if spec.gpu is None else spec.gpu.usable_bytes
     version = training.torch_version.removeprefix("v")
     try:

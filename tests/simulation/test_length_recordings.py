@@ -5,7 +5,7 @@ import pytest
 import memcalc
 from memcalc.simulation.batch_lengths import orders_of
 from memcalc.simulation.length_recordings import LengthRecordings, Shape, can_share
-from memcalc.simulation.simulated_run import SimulatedRun, run_requests
+from memcalc.simulation.simulated_run import SimulatedRun, replayed_requests, run_requests
 from memcalc.stream.requests import Requests, replay
 
 VARIES = "variable_lengths=true"
@@ -47,6 +47,21 @@ def test_a_shared_recording_has_the_requests_of_each_order(preset: str, words: t
         shared = run_requests(spec, lengths=lengths)
         assert requests_of(shared) == requests_of(alone)
         assert replay(shared).tops == replay(alone).tops
+
+
+@pytest.mark.parametrize(
+    ("preset", "words"), [*RUNS, ("gpt2", ("evaluation_batch_size=2",)), ("gpt2", ("empty_cache_steps=2",))]
+)
+def test_batches_of_one_length_share_it(preset: str, words: tuple[str, ...]) -> None:
+    """They have the requests of fewer steps, up to what the next step frees before it begins."""
+    spec = memcalc.load(preset, *words, VARIES)
+    alone, shared = run_requests(spec), replayed_requests(spec)
+    most = len(alone.stretches[-1].script)
+
+    assert shared.stretches[:-1] == alone.stretches[:-1]
+    assert shared.stretches[-1].script[:most] == alone.stretches[-1].script
+    assert all(change < 0 for change in shared.stretches[-1].script[most:])
+    assert shared.steady == alone.steady
 
 
 @pytest.mark.parametrize(("preset", "words"), RUNS[:-1])
