@@ -220,6 +220,7 @@ class LayoutChoices:
         self._left = sorted(choices, key=lambda choice: choice.order, reverse=True)  # the cheapest last
         self._unread = True  # whether the lower bounds of the thriftiest choices are not known yet
         self._too_much: list[BatchChoice] = []
+        self._runs: dict[BatchChoice, Spec] = {}
         self._fits = self._may_fit = False
         self.has_choices = bool(choices)
 
@@ -245,8 +246,9 @@ class LayoutChoices:
         """Judge the cheapest choice that is left; return it if it fits for sure."""
         if self._unread:
             self._unread = False
+            # Only a choice that does not fit excludes others, which the first stage of a pipeline nearly always shows.
             thriftiest = _thriftiest(self._left)
-            self._too_much += [choice for choice in thriftiest if is_hopeless(self._run(choice))]
+            self._too_much += [choice for choice in thriftiest if is_hopeless(self._run(choice), first_stage=True)]
         choice = self._left.pop()
         if any(_needs_more(choice, other) for other in self._too_much):
             return None
@@ -264,7 +266,10 @@ class LayoutChoices:
         return None
 
     def _run(self, choice: BatchChoice) -> Spec:
-        return chosen(self.layout, choice.recompute, choice.micro_batch)
+        """Return the run of a choice, always the same one, of which sums are remembered for a while."""
+        if choice not in self._runs:
+            self._runs[choice] = chosen(self.layout, choice.recompute, choice.micro_batch)
+        return self._runs[choice]
 
 
 def _thriftiest(choices: list[BatchChoice]) -> Iterator[BatchChoice]:

@@ -32,7 +32,7 @@ def violated_rule(spec: Spec) -> Violation | None:
     return None
 
 
-def is_hopeless(spec: Spec) -> bool:
-    """Return whether the lower bound exceeds the GPU."""
+def is_hopeless(spec: Spec, *, first_stage: bool = False) -> bool:
+    """Return whether the lower bound exceeds the GPU; `first_stage` as in `least_bytes`."""
     gpu = spec.gpu
-    return gpu is not None and least_bytes(spec, gpu, gpu.usable_bytes) > gpu.usable_bytes
+    return gpu is not None and least_bytes(spec, gpu, gpu.usable_bytes, first_stage=first_stage) > gpu.usable_bytes

@@ -83,13 +83,14 @@ class MemoryNeed(NamedTuple):
         return self.outside_bytes + ceil(max(self.most_reserved_bytes, self.late_bytes) * (1 + self.errors.high))
 
 
-def least_bytes(spec: Spec, gpu: GpuSpec | None, limit: int | None = None) -> int:
+def least_bytes(spec: Spec, gpu: GpuSpec | None, limit: int | None = None, *, first_stage: bool = False) -> int:
     """Return a lower bound of device memory: live requests of the worst rank, its context and communication library.
 
     Args:
         spec: the run.
         gpu: its GPU, if it has one.
         limit: stop at the first stage that exceeds this; the result then exceeds it, too, but is not the maximum.
+        first_stage: of other pipeline stages than the first one count model states alone, for a bound that is lower.
 
     Raises:
         InputError: there are no formulas for this family.
@@ -105,7 +106,7 @@ def least_bytes(spec: Spec, gpu: GpuSpec | None, limit: int | None = None) -> in
     most = max(_least_states(spec, stage, overcounted) + least_outside_bytes(spec, gpu, stage) for stage in stages)
     if spec.training.compile or overcounted != "nothing":  # a compiler may keep less of all else
         return most
-    for stage in stages:
+    for stage in stages[:1] if first_stage else stages:
         if limit is not None and most > limit:
             break
         most = max(most, _least_peak(spec, stage, gpu) + least_outside_bytes(spec, gpu, stage))
