@@ -235,7 +235,10 @@ def modules_by_layer(spec: Spec) -> Callable[[int], LayerModules]:
             )
         return known[key]
 
-    return of
+    if mixed or first_apart or model.layers_with_experts(0, model.num_layers):
+        return of
+    alike = of(0)
+    return lambda _: alike
 
 
 def layer_modules(spec: Spec, layer: int) -> LayerModules:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial, wraps
+from math import prod
 from typing import Any
 
 from memcalc.allocator.pytorch.block_sizes import blocks
@@ -48,10 +49,7 @@ def script_of(rule: Callable[[Values], int], values: Values) -> Script:
 
 def product(values: Values, axes: tuple[str, ...]) -> int:
     """Return the number of elements along several axes."""
-    elements = 1
-    for axis in axes:
-        elements *= values[axis]
-    return elements
+    return prod(map(values.__getitem__, axes))
 
 
 @most_of

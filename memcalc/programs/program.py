@@ -55,7 +55,7 @@ class StorageSize(NamedTuple):
     def bytes(self, values: Mapping[str, int]) -> int:
         """Return the bytes of one such tensor."""
         if self.rule is not None:
-            return self.rule(values, **dict(self.arguments))
+            return self.rule(values, **dict(self.arguments)) if self.arguments else self.rule(values)
         return prod(map(values.__getitem__, self.axes), start=self.item_bytes)
 
 

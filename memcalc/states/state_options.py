@@ -256,7 +256,8 @@ def _zero_options(spec: Spec) -> ZeroSpec:
     zero, update = spec.parallelism.zero_optimization, {"bf16_optimizer": runs_bf16_optimizer(spec)}
     if spec.parallelism.has_pipeline_engine:
         update["overlap_comm"] = False
-    return zero.model_copy(update=update)
+    taken = {name: value for name, value in update.items() if getattr(zero, name) != value}
+    return zero.model_copy(update=taken) if taken else zero
 
 
 def _step_options(spec: Spec) -> TrainingStepOptions:

@@ -4,6 +4,8 @@ A rule returns a *script*: sizes in bytes in the order of the allocator's calls,
 for a free (of the newest block of that size). Blocks that are not freed stay allocated.
 """
 
+from itertools import accumulate
+
 Script = tuple[int, ...]
 
 
@@ -25,8 +27,4 @@ def round_up(number: int, multiple: int) -> int:
 
 def most(script: Script) -> int:
     """Return the peak bytes of a script."""
-    level = highest = 0
-    for change in script:
-        level += change
-        highest = max(highest, level)
-    return highest
+    return max(accumulate(script, initial=0))

@@ -24,7 +24,8 @@ def rounded(size: int) -> int:
 
 def blocks(script: Script) -> Script:
     """Return the block sizes for a script of requests inside an operator; negative sizes are frees."""
-    return tuple(rounded(size) if size > 0 else -rounded(-size) for size in script)
+    # The quotient is rounded down, so that of a negative size away from zero.
+    return tuple([(-(-size // MIN_BLOCK) if size > 0 else size // MIN_BLOCK) * MIN_BLOCK for size in script])
 
 
 class AllocationSequence(NamedTuple):
