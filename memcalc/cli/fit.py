@@ -11,7 +11,7 @@ from memcalc.cli.options import AcceptUnknown, Config, Gpu, Html, Set, TableOrJs
 from memcalc.cli.shorthand import ShorthandCommand, with_shorthands
 
 if TYPE_CHECKING:
-    from memcalc.exporters.layouts import ExportedLayout
+    from memcalc.search.exported_layout import ExportedLayout
     from memcalc.search.result import FitResult
 
 GPUS_HELP = (
@@ -174,7 +174,7 @@ def _exported(answer: FitResult, program: str, file: Path, config: str) -> Expor
         InputError: the program can run none of them.
     """
     from memcalc.cli.messages import show_warning
-    from memcalc.exporters.layouts import exported_layout
+    from memcalc.search.exported_layout import exported_layout
 
     if not answer.best:
         show_warning(f"no layout fits, so {file} is not written.")

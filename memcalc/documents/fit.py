@@ -18,10 +18,10 @@ from memcalc.documents.shared import (
     interval,
     limit_row,
 )
-from memcalc.exporters.layouts import ExportedLayout
 from memcalc.ledger.result import Result
 from memcalc.ledger.verdict import Answer
 from memcalc.search.costs import TERMS
+from memcalc.search.exported_layout import ExportedLayout
 from memcalc.search.maxima import Maximum
 from memcalc.search.offers import Offer
 from memcalc.search.ranking import BestLayout, Ranking

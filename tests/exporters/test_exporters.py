@@ -11,10 +11,10 @@ import pytest
 from memcalc.api import estimate, load
 from memcalc.errors import InputError
 from memcalc.exporters.completion import export, named_program
-from memcalc.exporters.layouts import exported_layout
 from memcalc.exporters.programs import DEGREES, PROGRAMS
 from memcalc.importers.loading import import_file
 from memcalc.report.screens.fit import written_text
+from memcalc.search.exported_layout import exported_layout
 from memcalc.spec.spec import Spec
 from memcalc.verdict.judge import size
 

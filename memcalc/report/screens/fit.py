@@ -6,7 +6,6 @@ import shlex
 from itertools import groupby
 from pathlib import Path
 
-from memcalc.exporters.layouts import ExportedLayout
 from memcalc.report.screen import BAD, GOOD, Screen, draw_grid, draw_line, draw_list
 from memcalc.report.screens.fit_tables import (
     cost_grid,
@@ -32,6 +31,7 @@ from memcalc.report.screens.fit_text import (
     unchanged_sentence,
 )
 from memcalc.report.screens.sizing import VERDICT_STYLES
+from memcalc.search.exported_layout import ExportedLayout
 from memcalc.search.result import FitResult
 from memcalc.units import Unit, format_bytes
 
