@@ -43,7 +43,7 @@ def fit(run: UserRun, query: FitQuery, progress: Progress = silent) -> FitResult
     system = system_of(gpu, query.node, query.nic_gbit)
     gpus = query.gpus or spec.parallelism.ranks
     sequences = step_sequences(spec, gpus)
-    asked, unasked = _spread_over(spec, gpus)
+    asked, unasked = _spread_over(run, gpus)
     result = None if asked is None else size(run.as_read(asked))
     answer = FitResult(query, gpu, system, gpus, sequences, result, unasked, spec.name)
     needs_base = query.minimize not in ("gpus", "cost")
@@ -96,8 +96,9 @@ def _checked(spec: Spec, query: FitQuery) -> tuple[GpuSpec, frozenset[str]]:
 MOST_ASKED = 131_072
 
 
-def _spread_over(spec: Spec, gpus: int) -> tuple[Spec | None, str]:
+def _spread_over(user: UserRun, gpus: int) -> tuple[Spec | None, str]:
     """Return the run with data parallelism adjusted to the number of GPUs, or why it is invalid."""
+    spec = user.spec
     world, replicas = spec.parallelism.ranks, spec.parallelism.data_parallel
     model_parallel = world // replicas
     if gpus == world:
@@ -116,7 +117,13 @@ def _spread_over(spec: Spec, gpus: int) -> tuple[Spec | None, str]:
         training = {"gradient_accumulation_steps": total // (micro * replicas)}
     run = varied(spec, parallelism={"data_parallel": replicas}, training=training)
     violation = violated_rule(run)
-    return (run, "") if violation is None else (None, violation.problem)
+    if violation is not None:
+        return None, violation.problem
+    try:
+        user.as_read(run)
+    except InputError as error:
+        return None, error.problem
+    return run, ""
 
 
 def _minimized(answer: FitResult, run: UserRun, fixed_fields: frozenset[str], progress: Progress) -> None:

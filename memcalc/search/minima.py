@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from memcalc.errors import InputError
 from memcalc.estimation.estimate import estimate
 from memcalc.layout.stages import stages_of
 from memcalc.ledger.component import Component
@@ -153,8 +154,9 @@ def gpu_verdicts(spec: Spec, vendor: str, as_read: Reader = as_is) -> list[GpuVe
     found = []
     for gpu in sorted(all_gpus(), key=lambda gpu: (gpu.usable_bytes, gpu.name)):
         if gpu.vendor == vendor:
-            run = as_read(varied(spec, hardware={"gpu": gpu.name}))
-            found.append(GpuVerdict(gpu, judge(run), lacking(run, gpu)))
+            run = varied(spec, hardware={"gpu": gpu.name})
+            lacks = lacking(run, gpu)
+            found.append(GpuVerdict(gpu, judge(run if lacks else as_read(run)), lacks))
     return found
 
 
@@ -184,7 +186,10 @@ def least_recompute(spec: Spec, as_read: Reader = as_is) -> LeastRecompute | Non
         return tuple(layer for piece in chunks for layer in range(piece.first, min(piece.first + layers, piece.stop)))
 
     def fits(recompute: str | tuple[int, ...]) -> bool:
-        return judge(run(recompute)).answer == "fits"
+        try:
+            return judge(run(recompute)).answer == "fits"
+        except InputError:  # the run's program has no such recomputation
+            return False
 
     def needed(recompute: str | tuple[int, ...]) -> int:
         return judge(run(recompute)).needed_bytes
