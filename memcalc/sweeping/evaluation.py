@@ -23,7 +23,7 @@ from memcalc.sweeping.grid import Grid, Value
 from memcalc.sweeping.reasons import NOT_MODELLED, VALID, Reasons
 from memcalc.sweeping.table import AllocatedPeaks, GridVerdicts, Table
 from memcalc.sweeping.vector_int import Numbers, pieces
-from memcalc.sweeping.verdict_terms import CLOSE, DOES_NOT_FIT, FITS, UNJUDGED, TermsList, verdicts
+from memcalc.sweeping.verdict_terms import CLOSE, DOES_NOT_FIT, FITS, UNJUDGED, TermsList, of_each, verdicts
 
 Array = np.ndarray[Any, Any]
 Axes = Mapping[Any, Iterable[Value]]  # Any: mappings of names and of tuples of names
@@ -285,7 +285,8 @@ class _Evaluation:
         )
         reserved, verdict = verdicts(peak, found.outside, found.usable, found.terms, self._terms.terms)
         verdict[(verdict == FITS) & found.may_not_fit] = CLOSE
-        may_fit = (found.moved > 0) & (peak + found.outside - found.moved <= found.usable)
+        least_outside = found.outside - of_each([each.communication_range for each in self._terms.terms], found.terms)
+        may_fit = (found.moved > 0) & (peak - found.moved + least_outside <= found.usable)
         verdict[(verdict == DOES_NOT_FIT) & may_fit] = CLOSE
         verdict[~valid] = UNJUDGED
         verdict[large] = DOES_NOT_FIT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,7 +53,7 @@ def test_the_largest_micro_batch_of_a_file_is_the_one_that_estimate_says_fits(fi
 
 
 def test_a_sweep_of_a_file_has_the_peaks_of_its_estimates(file: Path) -> None:
-    axes = {"b": [1, 2, 3], "s": [512, 2048], "recompute": ["none", "full"]}
+    axes: dict[str, list[Any]] = {"b": [1, 2, 3], "s": [512, 2048], "recompute": ["none", "full"]}
     table = memcalc.sweep(file, axes, gpu=GPU)
 
     for number in range(len(table)):
@@ -79,6 +80,7 @@ def test_the_largest_micro_batch_with_a_plan_is_read_from_the_file(file: Path) -
 
     assert spec.training.micro_batch_size > 1
     assert spec.training.padding_mask != "none"
+    assert spec.training.versions is not None
     assert spec.training.versions.transformers == "4.48.3"  # the candidate that needs most with this batch
 
 
