@@ -6,8 +6,9 @@ arrays. Where a single estimate picks the one highest point, every point that is
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
+from functools import lru_cache
+from operator import add
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -190,7 +191,7 @@ class StageSums:
             points: list[tuple[RecordedPasses, IntervalPeak]] = []
             heights: list[Matrix] = []
             for recorded in span.recorded:
-                found = Heights(recorded.stream, span.phase, recorded.rounds)
+                found = _heights(recorded.stream, span.phase, frozenset(recorded.rounds.items()))
                 points += [(recorded, point) for point in found.points]
                 beside = sum(plain(draft.count * draft.block) for draft in recorded.beside_in(span.mask))
                 heights.append(found.sums @ _sizes(recorded, count, first=span.first) + beside)
@@ -285,6 +286,12 @@ def _components(recorded: RecordedPasses, point: IntervalPeak, cells: Indices, *
     return found
 
 
+@lru_cache(maxsize=64)
+def _heights(stream: SizelessStream, phase: str, rounds: frozenset[tuple[Hashable, int]]) -> Heights:
+    """Return the points of a pass, which steps of several batches, ZeRO stages and ranks share."""
+    return Heights(stream, phase, dict(rounds))
+
+
 class Heights:
     """The points of one pass: where a storage is allocated and the next request frees one, in any round that matters.
 
@@ -301,44 +308,39 @@ class Heights:
 
     def __init__(self, stream: SizelessStream, phase: str, rounds: Mapping[Hashable, int]) -> None:
         self.points: list[IntervalPeak] = []
-        self._level: Counter[int] = Counter()  # live storages by kind
-        self._rows: list[Counter[int]] = []
-        existing: Counter[int] = Counter()
+        self._level = [0] * len(stream.kinds)  # live storages by kind
+        self._rows: list[list[int]] = []
+        existing = [*self._level]
         for number, (each, script) in enumerate(zip(stream.phases, stream.scripts, strict=True)):
             if each == phase:
                 self._note(number, 0)
             for begin, end, times in stream.segments(number, rounds):
                 self._add(number, begin, script[begin:end], times, noted=each == phase)
             if each == EXISTING:
-                existing = self._level.copy()
+                existing = [*self._level]
             if each == phase:
                 break
-        self.sums: npt.NDArray[np.float64] = np.zeros((len(self._rows), len(stream.kinds)))
-        for index, row in enumerate(self._rows):
-            for kind, storages in row.items():
-                self.sums[index, kind] = storages - existing[kind]
+        shape = (len(self._rows), len(stream.kinds))
+        self.sums: npt.NDArray[np.float64] = np.array(self._rows, dtype=np.float64).reshape(shape) - existing
 
     def _add(self, stretch: int, begin: int, script: Sequence[int], rounds: int, *, noted: bool) -> None:
         """Add the requests of several rounds, and record the points of the first and the last round."""
-        before, first = self._level.copy(), len(self.points)
+        level, before, first = self._level, [*self._level], len(self.points)
         for position, kind in enumerate(script, 1):
-            self._level[kind if kind >= 0 else ~kind] += 1 if kind >= 0 else -1
-            if noted and kind >= 0 and (position == len(script) or script[position] < 0):
+            if kind < 0:
+                level[~kind] -= 1
+                continue
+            level[kind] += 1
+            if noted and (position == len(script) or script[position] < 0):
                 self._note(stretch, begin + position)
         if rounds == 1:
             return
-        further = Counter({kind: (each - before[kind]) * (rounds - 1) for kind, each in self._level.items()})
+        further = [(after - earlier) * (rounds - 1) for earlier, after in zip(before, level, strict=True)]
         for index in range(first, len(self.points)):
             self.points.append(self.points[index]._replace(last=True))
-            self._rows.append(_sum(self._rows[index], further))
-        self._level = _sum(self._level, further)
+            self._rows.append([*map(add, self._rows[index], further)])
+        self._level = [*map(add, level, further)]
 
     def _note(self, stretch: int, position: int) -> None:
         self.points.append(IntervalPeak(0, stretch, position, last=False))
-        self._rows.append(self._level.copy())
-
-
-def _sum(one: Counter[int], other: Counter[int]) -> Counter[int]:
-    found = one.copy()
-    found.update(other)
-    return found
+        self._rows.append([*self._level])
