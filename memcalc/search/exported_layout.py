@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from memcalc.errors import InputError
 from memcalc.exporters.completion import Export, export
 from memcalc.exporters.programs import PROGRAMS
 from memcalc.ledger.result import Result
@@ -44,12 +46,16 @@ def exported_layout(
         InputError: as `export`.
     """
     able = [layout for layout in layouts if not PROGRAMS[program].refusal(layout.spec)]
-    first: ExportedLayout | None = None
-    for layout in able or layouts[:1]:
-        written = export(layout.spec, program, file, model)
-        found = ExportedLayout(written, layout, size(written.spec))
-        if found.result.fits:
-            return found
-        first = first or found
-    assert first is not None, "there is a layout"
-    return first
+    first, *others = able or layouts
+    best = _exported(first, program, file, model)
+    for layout in () if best.result.fits else others:
+        with suppress(InputError):  # the file cannot describe this one
+            found = _exported(layout, program, file, model)
+            if found.result.fits:
+                return found
+    return best
+
+
+def _exported(layout: Result, program: str, file: str | Path, model: str | None) -> ExportedLayout:
+    written = export(layout.spec, program, file, model)
+    return ExportedLayout(written, layout, size(written.spec))

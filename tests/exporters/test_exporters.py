@@ -212,6 +212,8 @@ def test_the_first_layout_that_fits_in_the_other_program_is_written(tmp_path: Pa
     assert "runs it" not in written_text(found, Path("run.toml"), "GiB")
     too_small = size(load("gpt2", "b=2", "s=512", gpu="t4:2GiB"))
     assert exported_layout([too_small, *layouts], "torchtitan", tmp_path / "run.toml").layout is layouts[0]
+    of_deepspeed = size(load("gpt2", "engine=deepspeed", "zero_stage=3", "data_parallel=2", gpu="t4"))
+    assert exported_layout([too_small, of_deepspeed], "torchtitan", tmp_path / "run.toml").layout is too_small
 
 
 def test_a_pipeline_of_torchtitan_runs_as_it_was_estimated(tmp_path: Path) -> None:
